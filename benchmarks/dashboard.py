@@ -31,11 +31,11 @@ from offsetstore.monitoring.dashboard.context import SPANS, Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermarks
 from offsetstore.operations.samples import RINGS
+from offsetstore.operations.stored_letters import LetterCursor
 from offsetstore.postgres.grants import grant_dashboard
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.background import as_main_work
-from offsetstore.protocol.stored_letters import LetterCursor
 from offsetstore.testing import StaticBroker
 from tests.support.browser import browse
 

@@ -17,13 +17,14 @@ from offsetstore.operations.letters import LetterPage, LettersDecided, LettersPr
 from offsetstore.operations.names import DeletedGroup, NewName
 from offsetstore.operations.outbox import RefusedDecided, RefusedRow
 from offsetstore.operations.pauses import PauseDecided
+from offsetstore.operations.people import ListedGroup
 from offsetstore.operations.resets import Reset, ShiftBy
+from offsetstore.operations.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop
 from offsetstore.processing.handling import Handler, Record
 from offsetstore.processing.plan import BatchInfo
 from offsetstore.protocol.context import current_headers
-from offsetstore.protocol.database import ListedGroup
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload
 from offsetstore.protocol.metadata import KEEP, Metadata
 from offsetstore.protocol.outbox import OutboxRecord, OutboxState
@@ -31,7 +32,6 @@ from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.starting import StartingOffsets
-from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction

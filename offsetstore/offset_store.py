@@ -44,6 +44,7 @@ from offsetstore.operations.outbox import (
 )
 from offsetstore.operations.pauses import PauseDecided, PauseGroup, ResumeGroup, WriteMetadata
 from offsetstore.operations.people import (
+    ListedGroup,
     StoreFacts,
     ask,
     check_errors,
@@ -54,15 +55,17 @@ from offsetstore.operations.people import (
     read_errors,
     read_facts,
     read_group,
+    read_groups,
     read_overview,
     read_owner,
     read_runs,
 )
 from offsetstore.operations.resets import Partitions, Reset, ResetOffsets, ResetTarget
 from offsetstore.operations.samples import Sample, Selection, read_samples, record_samples
+from offsetstore.operations.stored_letters import ErrorGroup, LetterFilter, count_letters, list_letter_errors
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine, schema_or_default
-from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
+from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.letters import FINAL, OPEN, Cause, Letter, LetterKey, State
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Formats, format_of, load
@@ -76,7 +79,6 @@ from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.runs import JobError, Run, Source
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.store_facts import StoreIdentity
-from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.store.acquire import acquire, resolve_unlocked
 from offsetstore.store.adoption import LocalFiles
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
@@ -306,7 +308,7 @@ class OffsetStore:
 
     def groups(self) -> list[ListedGroup]:
         """All groups that were ever claimed, by name; those that were renamed or deleted too, without partitions."""
-        return self._read(lambda session: session.groups())
+        return ask(self.database, read_groups)
 
     def copy_group(
         self,
@@ -590,7 +592,7 @@ class OffsetStore:
         """
         if up_to is not None:
             check_whole("up_to", up_to, "dead letters", least=1)
-        return self._read(lambda session: session.count_letters(group, up_to=up_to))
+        return ask(self.database, lambda session: count_letters(session, group, up_to=up_to))
 
     def letter_errors(
         self,
@@ -609,7 +611,7 @@ class OffsetStore:
         states = () if state is None else (state,) if isinstance(state, str) else tuple(state)
         which = LetterFilter(states, topic=topic)
         check_limits(limit, within)
-        return ask(self.database, lambda session: session.letter_errors(group, which, limit=limit, within=within))
+        return ask(self.database, lambda session: list_letter_errors(session, group, which, limit=limit, within=within))
 
     def request_replay(
         self,

@@ -18,8 +18,8 @@ from offsetstore.errors import ExitCode, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.operations.letters import MOST, LettersDecided, Which
-from offsetstore.protocol.letters import FINAL, OPEN, Letter, LetterKey, Payload, State
-from offsetstore.protocol.stored_letters import CAUSES, STATES, LetterFilter
+from offsetstore.operations.stored_letters import LetterFilter
+from offsetstore.protocol.letters import CAUSES, FINAL, OPEN, STATES, Letter, LetterKey, Payload, State
 from offsetstore.text import counted
 
 _LETTERS: Final = (

@@ -16,10 +16,10 @@ from uuid import UUID, uuid4
 from offsetstore.errors import MissingPrivilege
 from offsetstore.offsets import Token
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, held_by, write_token
-from offsetstore.operations.people import people
+from offsetstore.operations.people import ListedGroup, people, read_groups
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.session import PostgresSession
-from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
+from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store.sessions import transaction
 
@@ -82,7 +82,7 @@ class MoveStore(_OfStore):
                 next_step="Let it call pg_control_system(): GRANT EXECUTE ON FUNCTION pg_control_system() TO the role.",
             )
         is_home = before.home == before.here
-        groups = [] if is_home else [one for one in session.groups() if one.partitions]
+        groups = [] if is_home else [one for one in read_groups(people(session)) if one.partitions]
         after = StoreIdentity(before.store_id, before.here, before.here)
         return _plan("moved", before, after, groups, [one.group for one in groups])
 
@@ -117,7 +117,7 @@ class NewStoreId(_OfStore):
     def plan(self, session: Session) -> StoreDecided:
         before = session.identity()
         # The others were renamed or deleted.
-        groups = [one for one in session.groups() if one.partitions or one.owner.alive_for is not None]
+        groups = [one for one in read_groups(people(session)) if one.partitions or one.owner.alive_for is not None]
         owners = [[one.group, held_by(one.owner, {})] for one in groups]
         return _plan("new-id", before, StoreIdentity(self.store_id, before.here, before.here), groups, owners)
 

@@ -19,13 +19,34 @@ from typing import Any, Final, TypeAlias, cast
 from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, UnknownLetter
 from offsetstore.offsets import MAX_OFFSET, Token, TopicPartition, whole
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, known
-from offsetstore.operations.people import people
+from offsetstore.operations.people import ask, people
+from offsetstore.operations.stored_letters import (
+    LetterCursor,
+    LetterFilter,
+    choose_letters,
+    count_without_payload,
+    decide_letters,
+    erase_letters,
+    find_letter,
+    list_letters,
+    prunable,
+    prune_letters,
+)
+from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import Database, EventName, GroupRow, Session
-from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
+from offsetstore.protocol.letters import (
+    FINAL,
+    OPEN,
+    PAYLOADS,
+    STATES,
+    ChosenLetter,
+    Letter,
+    LetterKey,
+    PayloadState,
+    State,
+)
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
-from offsetstore.protocol.stored_letters import STATES, ChosenLetter, LetterCursor, LetterFilter
 from offsetstore.protocol.texts import check_text
-from offsetstore.store.sessions import read
 from offsetstore.text import command
 
 MOST: Final = 10_000
@@ -126,9 +147,11 @@ def read_page(
         raise ConfigurationError("within is for lists of dead letters without their contents")
     cursor = None if after is None else LetterCursor.parse(after)
     max_bytes = _PAGE_BYTES if contents else None
-    found, following = read(
+    found, following = ask(
         database,
-        lambda session: session.letters(group, which, after=cursor, limit=limit, max_bytes=max_bytes, within=within),
+        lambda session: list_letters(
+            session, group, which, after=cursor, limit=limit, max_bytes=max_bytes, within=within
+        ),
     )
     return LetterPage(tuple(found), None if following is None else str(following))
 
@@ -137,13 +160,13 @@ def read_letter(database: Database, group: str, key: LetterKey, *, contents: boo
     """Read one letter; see `OffsetStore.letter`."""
     key = _key_of(key)
 
-    def look(session: Session) -> Letter:
-        if (found := session.letter(group, key, contents=contents)) is None:
+    def look(session: PostgresSession) -> Letter:
+        if (found := find_letter(session, group, key, contents=contents)) is None:
             known(session, group)
             raise _unknown(group, key)
         return found
 
-    return read(database, look)
+    return ask(database, look)
 
 
 def wait_for_replay(database: Database, group: str, which: Named, *, seconds: float) -> dict[State, int]:
@@ -152,19 +175,19 @@ def wait_for_replay(database: Database, group: str, which: Named, *, seconds: fl
     keys = keys_of(which)
     deadline = time.monotonic() + seconds
 
-    def look(session: Session) -> Mapping[LetterKey, ChosenLetter]:
-        found = session.choose_letters(group, keys, limit=len(keys))
+    def look(session: PostgresSession) -> Mapping[LetterKey, ChosenLetter]:
+        found = choose_letters(session, group, keys, limit=len(keys))
         if len(found) == len(keys):
             return found
         known(session, group)
         # A claim that learns the topic's id gives it to the letters that have none.
         asked = [key if key in found else key._replace(topic_id=key.topic_id or None) for key in keys]
-        found = session.choose_letters(group, asked, limit=len(asked))
+        found = choose_letters(session, group, asked, limit=len(asked))
         _expect_all(group, asked, found)
         return found
 
     while True:
-        states: dict[State, int] = dict(Counter(one.state for one in read(database, look).values()))
+        states: dict[State, int] = dict(Counter(one.state for one in ask(database, look).values()))
         left = deadline - time.monotonic()
         if "requested" not in states or left <= 0:
             return states
@@ -208,7 +231,7 @@ class _Letters(Operation[LettersDecided]):
         """Refuse a letter that was named and can't be decided about like that."""
 
     @abstractmethod
-    def change(self, session: Session, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
+    def change(self, session: PostgresSession, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
         """Do it to the letters, which are locked."""
 
     @property
@@ -217,18 +240,18 @@ class _Letters(Operation[LettersDecided]):
         return False
 
     def plan(self, session: Session) -> LettersDecided:
-        return self._choose(session, known(session, self.group), lock=False)
+        return self._choose(people(session), known(session, self.group), lock=False)
 
     def locked(self, session: Session) -> Iterator[LettersDecided]:
         """The group's row comes before any letter."""
         session.share_group(self.group)
-        yield self._choose(session, known(session, self.group), lock=True)
+        yield self._choose(people(session), known(session, self.group), lock=True)
 
-    def _choose(self, session: Session, owner: GroupRow, *, lock: bool) -> LettersDecided:
+    def _choose(self, session: PostgresSession, owner: GroupRow, *, lock: bool) -> LettersDecided:
         group, overtaken, which = self.group, self.counts_overtaken, self.which
         if not isinstance(which, LetterFilter):
             named = keys_of(which)
-            chosen = session.choose_letters(group, named, limit=len(named), lock=lock, overtaken=overtaken)
+            chosen = choose_letters(session, group, named, limit=len(named), lock=lock, overtaken=overtaken)
             _expect_all(group, named, chosen)
             for key, letter in chosen.items():
                 self.check(key, letter)
@@ -238,11 +261,11 @@ class _Letters(Operation[LettersDecided]):
         if not states:
             return self._plan(owner, {})
         which = replace(which, states=states)
-        found = session.choose_letters(
-            group, which, limit=self.limit + 1, payloads=payloads, lock=lock, overtaken=overtaken
+        found = choose_letters(
+            session, group, which, limit=self.limit + 1, payloads=payloads, lock=lock, overtaken=overtaken
         )
         chosen = dict([*found.items()][: self.limit])
-        lost = session.count_without_payload(group, which) if payloads == ("kept",) else 0
+        lost = count_without_payload(session, group, which) if payloads == ("kept",) else 0
         return self._plan(owner, chosen, more=len(found) > self.limit, lost=lost)
 
     def _plan(
@@ -254,7 +277,7 @@ class _Letters(Operation[LettersDecided]):
 
     def write(self, session: Session, plan: LettersDecided, by: By) -> History:
         """One line for all: how many, which, and where they are if they are of one partition."""
-        self.change(session, plan.chosen, by)
+        self.change(people(session), plan.chosen, by)
         keys, (event, words) = plan.letters, self.kind
         if isinstance(self.which, LetterFilter):
             how = str(self.which)
@@ -296,8 +319,8 @@ class ReplayLetters(_Letters):
                 found=f"it was {letter.payload_state}",
             )
 
-    def change(self, session: Session, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
-        session.decide_letters(self.group, chosen, "requested", actor=by.who, reason=by.reason, forced=self.forced)
+    def change(self, session: PostgresSession, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
+        decide_letters(session, self.group, chosen, "requested", actor=by.who, reason=by.reason, forced=self.forced)
 
 
 @dataclass(frozen=True)
@@ -320,11 +343,11 @@ class DiscardLetters(_Letters):
         if not self.erase:
             _expect_open(key, letter, "discarded", "If its contents have to go, erase it.")
 
-    def change(self, session: Session, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
+    def change(self, session: PostgresSession, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
         if still_open := [key for key, letter in chosen.items() if letter.state in OPEN]:
-            session.decide_letters(self.group, still_open, "discarded", actor=by.who, reason=by.reason)
+            decide_letters(session, self.group, still_open, "discarded", actor=by.who, reason=by.reason)
         if self.erase:
-            people(session).erase_letters(self.group, chosen)
+            erase_letters(session, self.group, chosen)
 
 
 @dataclass(frozen=True)
@@ -351,14 +374,14 @@ class PruneLetters(Operation[LettersPruned]):
 
     def plan(self, session: Session) -> LettersPruned:
         before = session.now() - self.older_than
-        keys = people(session).prunable(self.group, self.states, before, limit=self.limit + 1)
+        keys = prunable(people(session), self.group, self.states, before, limit=self.limit + 1)
         return self._planned(session, before, keys)
 
     def locked(self, session: Session) -> Iterator[LettersPruned]:
         """Two prunes of one group wait for each other, at the letters; a job's work for neither."""
         session.share_group(self.group)
         before = session.now() - self.older_than
-        keys = people(session).lock_prunable(self.group, self.states, before, limit=self.limit + 1)
+        keys = prunable(people(session), self.group, self.states, before, limit=self.limit + 1, lock=True)
         yield self._planned(session, before, keys)
 
     def _planned(self, session: Session, before: datetime, found: Sequence[LetterKey]) -> LettersPruned:
@@ -369,7 +392,7 @@ class PruneLetters(Operation[LettersPruned]):
         return LettersPruned(self.group, len(keys), more, before, token, keys, digest=digest)
 
     def write(self, session: Session, plan: LettersPruned, by: By) -> History:
-        people(session).prune_letters(self.group, plan.keys)
+        prune_letters(people(session), self.group, plan.keys)
         how = f"{', '.join(self.states)} before {plan.before.isoformat(timespec='seconds')}"
         return {self.group: [by.event("prune", plan.token, _in_words(plan.count, "deleted", how, by.reason))]}
 
@@ -404,7 +427,7 @@ def keys_of(which: object) -> tuple[LetterKey, ...]:
 def _key_of(given: object) -> LetterKey:
     """Name the letter.
 
-    :raises TypeError: it is none; a database would say so in its own words, and memory not at all.
+    :raises TypeError: it is none; a database would say so in its own words.
     :raises ConfigurationError: its offset, or a text, is no letter's.
     """
     key: Any = given.key if isinstance(given, Letter) else given

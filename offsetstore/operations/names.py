@@ -31,6 +31,7 @@ from offsetstore.operations.operation import (
 from offsetstore.operations.people import people, read_runs
 from offsetstore.operations.resets import pinned
 from offsetstore.operations.samples import LOCK_SAMPLES, RENAME_SAMPLES
+from offsetstore.operations.stored_letters import count_letters
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import EventName, GroupRow, HistoryEvent, NewOffset, Session
 from offsetstore.protocol.letters import OPEN, State
@@ -90,12 +91,12 @@ def _plan(session: Session, event: str, group: str, new: str, met: GroupRow | No
         raise ConfigurationError(
             f"a group {new!r} already exists", found=f"{len(taken)} partitions", expected="a name without offsets"
         )
-    if letters := sum(session.count_letters(new).values()):
+    if letters := sum(count_letters(people(session), new).values()):
         raise ConfigurationError(
             f"a group {new!r} has left dead letters", found=letters, expected="a name without dead letters"
         )
     held = held_by(owner, {tp: row.next_offset for tp, row in rows.items()})
-    letters = sum(session.count_letters(group, OPEN).values())
+    letters = sum(count_letters(people(session), group, OPEN).values())
     digest = digest_of(event, group, new, held)
     return NewName(group, new, rows, letters, event == "copy", owner=owner, digest=digest)
 
@@ -307,7 +308,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
 
     def _letters(self, session: PostgresSession) -> dict[State, int]:
         if self.topics is None:
-            return session.count_letters(self.group)
+            return count_letters(session, self.group)
         rows = session.rows(COUNT_LETTERS_OF_TOPICS, group=self.group, topics=[*self.topics])
         return {row.state: row.count for row in rows}
 

@@ -19,13 +19,13 @@ from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import translated
 from offsetstore.postgres.runs import REPLAYS
 from offsetstore.postgres.schema import HEAD, metadata
-from offsetstore.postgres.session import PostgresSession, seen_row, stored_rows
+from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
 from offsetstore.protocol.database import EVENTS, TAKING, Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import State
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import MOST_COUNTED, OutboxState, RelayStatus, relay_state
-from offsetstore.protocol.runs import SOURCES, Ending, JobError, Run, RunStatus, Source, run_state
+from offsetstore.protocol.runs import SOURCES, Ending, JobError, Run, RunStatus, Source, is_live, run_state
 from offsetstore.protocol.store_facts import runs_on
 from offsetstore.store.sessions import read
 
@@ -42,22 +42,36 @@ def people(session: Session) -> PostgresSession:
     :raises ConfigurationError: the store is in memory.
     """
     if not isinstance(session, PostgresSession):
-        raise job_side_only()
+        raise ConfigurationError(
+            "a store in memory has a job's side only",
+            expected="a store in PostgreSQL, for dead letters, runs, errors, samples, lag, facts, groups and names",
+            next_step="In tests, use the pytest fixture offsetstore_database (offsetstore.testing.fixtures); for dead "
+            "letters in memory, store.dead_letters and store.decide_letters.",
+        )
     return session
-
-
-def job_side_only() -> ConfigurationError:
-    """The error where a store in memory is asked what only people ask."""
-    return ConfigurationError(
-        "a store in memory has a job's side only",
-        expected="a store in PostgreSQL, for lists, runs, errors, samples, lag, facts, names and retention",
-        next_step="In tests, use the pytest fixture offsetstore_database (offsetstore.testing.fixtures).",
-    )
 
 
 def ask(database: Database, query: Callable[[PostgresSession], _T], *, lock_timeout: float | None = None) -> _T:
     """Do `read`, with what people ask."""
     return read(database, lambda session: query(people(session)), lock_timeout=lock_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """One line of a list of groups.
+
+    :param partitions: how many have stored offsets; 0 for a name that was given up.
+    :param topics: theirs, in order.
+    :param advanced_for: since when no stored offset has changed, by the database's clock; ``None`` without offsets.
+    :param dead_letters: how many are open.
+    """
+
+    group: str
+    owner: GroupRow
+    partitions: int
+    topics: tuple[str, ...]
+    advanced_for: timedelta | None
+    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +131,53 @@ class StoreOverview:
 
 _ASKED: Final = "(CAST(:groups AS text[]) IS NULL OR {group} = ANY(CAST(:groups AS text[])))"
 
+_RECENT: Final = """(SELECT r.started_at, r.seen_at, r.ending FROM {s}%s AS r WHERE r.consumer_group = g.consumer_group
+                  ORDER BY %s LIMIT 10)"""
+
+# What people ask, and no batch: how a fleet's last member ended; and how many of the last runs failed or fell silent in
+# 15 minutes, 0 once one has run for a minute (see `offsetstore.protocol.runs.LOOP`); and whether the last start was
+# refused. The group is a range as in HISTORY.
+_SEEN: Final = f"""
+       CASE WHEN g.fleet_id = g.claim_id THEN (
+           SELECT m.ending FROM {{s}}member_runs AS m
+           WHERE m.consumer_group = g.consumer_group AND m.epoch = g.epoch
+           ORDER BY coalesce(m.ended_at, m.seen_at) DESC LIMIT 1) END AS fleet_ending,
+       CASE WHEN (g.fleet_id = g.claim_id) IS NOT TRUE AND g.claimed_at < clock_timestamp() - interval '1 minute'
+                 OR EXISTS (
+                     SELECT FROM {{s}}group_members AS m
+                     WHERE m.consumer_group = g.consumer_group AND m.fleet_id = g.claim_id
+                       AND m.joined_at < clock_timestamp() - interval '1 minute'
+                       AND m.beat_at > clock_timestamp() - interval '15 seconds')
+            THEN 0
+            ELSE (SELECT count(*)
+                  FROM ({_RECENT % ("job_runs", "r.epoch DESC")}
+                        UNION ALL {_RECENT % ("member_runs", "r.epoch DESC, r.started_at DESC")}) AS recent
+                  WHERE started_at > clock_timestamp() - interval '15 minutes'
+                    AND (ending = 'failed' OR (ending IS NULL AND seen_at < clock_timestamp() - interval '15 seconds')))
+       END AS failures,
+       (SELECT e.source = 'start' AND e.epoch = g.epoch
+               AND e.at > greatest(g.claimed_at, r.ended_at, r.seen_at, (
+                   SELECT max(coalesce(m.ended_at, m.seen_at)) FROM {{s}}member_runs AS m
+                   WHERE m.consumer_group = g.consumer_group AND m.epoch = g.epoch))
+        FROM {{s}}job_errors AS e
+        WHERE (e.consumer_group, e.id) >= (g.consumer_group, 0)
+          AND (e.consumer_group, e.id) < (g.consumer_group, 9223372036854775807)
+        ORDER BY e.consumer_group DESC, e.id DESC LIMIT 1) AS is_refused"""  # noqa: S608 - constants alone
+
+GROUPS: Final = f"""
+SELECT g.consumer_group, {sql.OWNER}, {_SEEN}, p.partitions, p.topics, p.advanced_for, l.dead_letters
+FROM {sql.OWNERS}
+CROSS JOIN LATERAL (SELECT count(*) AS partitions, array_agg(DISTINCT p.topic ORDER BY p.topic) AS topics,
+                           clock_timestamp() - max(p.updated_at) AS advanced_for
+                    FROM {{s}}kafka_partitions AS p WHERE p.consumer_group = g.consumer_group) AS p
+CROSS JOIN LATERAL (SELECT count(*) AS dead_letters FROM {{s}}dead_letters AS l
+                    WHERE l.consumer_group = g.consumer_group AND l.state IN ('dead', 'requested')) AS l
+WHERE g.epoch > 0
+ORDER BY g.consumer_group
+"""  # noqa: S608 - constants alone
+
 OVERVIEW_GROUPS: Final = f"""
-SELECT g.consumer_group, {sql.OWNER}, {sql.SEEN}
+SELECT g.consumer_group, {sql.OWNER}, {_SEEN}
 FROM {sql.OWNERS}
 WHERE g.epoch > 0 AND {_ASKED.format(group="g.consumer_group")}
 ORDER BY g.consumer_group
@@ -276,7 +335,7 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
     [last] = oldest.rows
     return StoreOverview(
         last.at,
-        {row.consumer_group: seen_row(row) for row in owners.rows},
+        {row.consumer_group: _seen_row(row) for row in owners.rows},
         {name: stored_rows(rows) for name, rows in by_group},
         counts,
         last.oldest,
@@ -349,12 +408,36 @@ ORDER BY id
 """
 
 
+def _seen_row(row: Any) -> GroupRow:
+    """The group's row, with what only people ask of it."""
+    owner = group_row([row])
+    assert owner is not None
+    ending = row.ending if owner.fleet is None or is_live(owner.alive_for) else row.fleet_ending
+    is_refused = bool(row.is_refused) and not owner.is_live
+    return replace(owner, ending=ending, failures=row.failures, is_refused=is_refused)
+
+
+def read_groups(session: PostgresSession) -> list[ListedGroup]:
+    """All groups that were ever claimed, by name."""
+    return [
+        ListedGroup(
+            row.consumer_group,
+            _seen_row(row),
+            row.partitions,
+            tuple(row.topics or ()),
+            row.advanced_for,
+            row.dead_letters,
+        )
+        for row in session.rows(GROUPS)
+    ]
+
+
 def read_owner(session: Session, group: str) -> GroupRow | None:
     """Who claimed the group last, as people are told it: a store in memory has no more than what a job asks."""
     if not isinstance(session, PostgresSession):
         return session.group(group)
     row = session.first(OVERVIEW_GROUPS, groups=[group])
-    return None if row is None else seen_row(row)
+    return None if row is None else _seen_row(row)
 
 
 def check_history(since: datetime | None, events: Collection[str], limit: int | None) -> None:

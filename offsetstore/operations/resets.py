@@ -43,6 +43,8 @@ from offsetstore.operations.operation import (
     unknown_group,
     write_token,
 )
+from offsetstore.operations.stored_letters import count_replayed
+from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import Database, GroupRow, NewOffset, Session
 from offsetstore.protocol.log_evidence import LogLook
 from offsetstore.protocol.numbers import as_offset
@@ -200,7 +202,7 @@ class ResetOffsets(Fencing[Reset]):
             raise unknown_group(session, self.group, "offsets of group")
         moves = tuple(self._move(tp, rows[tp]) for tp in self._chosen(rows))
         again = {one.topic_partition: OffsetRange(one.to_offset, one.from_offset) for one in moves if one.shift < 0}
-        replayed = session.count_replayed(self.group, again) if again else 0
+        replayed = count_replayed(session, self.group, again) if again and isinstance(session, PostgresSession) else 0
         held = held_by(owner, {one.topic_partition: one.from_offset for one in moves})
         is_live = owner is not None and owner.is_live
         # Whether it goes back is told beside: a job that advances, or a log that is cut off, can turn it round.

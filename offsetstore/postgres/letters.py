@@ -1,19 +1,35 @@
-"""Dead letters on PostgreSQL: the statements, and what `LetterSession` says of them."""
+"""A job's dead letters on PostgreSQL: the statements, and what `LetterSession` says of them.
 
-# ruff: noqa: D102 - the Protocol says what the methods do
+A value of 10 MB stays where it is, in the table's TOAST, unless a statement's result names its column: sorting and
+measuring it don't read it.
+"""
+
+# ruff: noqa: D102, S608 - the Protocol says what the methods do; statements are made of this file's constants alone
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from offsetstore.offsets import OffsetRange, TopicPartition, in_parts
-from offsetstore.postgres.errors import refusing_letters
+from offsetstore.postgres.errors import refusing_letters, translated
 from offsetstore.postgres.together import Statements
 from offsetstore.protocol.database import NewOffset
-from offsetstore.protocol.letters import SEQUENCE_BYTES, Failed, Headers, LetterError, NewLetter, writable
+from offsetstore.protocol.letters import (
+    SEQUENCE_BYTES,
+    ChosenLetter,
+    Failed,
+    FailedReplay,
+    Headers,
+    Letter,
+    LetterError,
+    LetterKey,
+    NewLetter,
+    Payload,
+    writable,
+)
 
 CHUNK: Final = 16 << 20
 """Bytes of keys, values and headers that are sent with one statement."""
@@ -68,7 +84,7 @@ FROM {{s}}dead_letters AS l
 WHERE l.consumer_group = :group AND l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES}
   AND l.state IN ('dead', 'requested')
 GROUP BY l.topic, l.partition
-"""  # noqa: S608 - a constant alone
+"""
 
 # What is passed, locked in the order in which decisions lock it.
 _PASSED: Final = "WITH passed AS MATERIALIZED (\nSELECT l.topic, l.partition, l.record_offset, l.topic_id\n"
@@ -86,7 +102,7 @@ JOIN {{s}}dead_letters AS l
  AND l.record_offset < n.until_offset
 WHERE l.state IN ('dead', 'requested') AND l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES}
 {_LOCKED}UPDATE {{s}}dead_letters AS l SET sequence = l.sequence || decode('00', 'hex')
-{_IS_PASSED}"""  # noqa: S608 - constants alone
+{_IS_PASSED}"""
 
 # What the statements above and below lock, in the order of both together.
 LOCK_PASSED: Final = f"""
@@ -99,7 +115,7 @@ WHERE l.state IN ('dead', 'requested')
   AND (l.record_offset >= n.from_offset
        OR l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES})
 {_LOCKED}SELECT count(*) AS count FROM passed
-"""  # noqa: S608 - constants alone
+"""
 
 _IN_RANGES: Final = """FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
             CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
@@ -121,7 +137,7 @@ SUPERSEDE: Final = f"""
            AS g (topic, partition, record_offset))
 {_LOCKED}UPDATE {{s}}dead_letters AS l
 SET state = 'superseded', decided_at = clock_timestamp(), actor = :actor, reason = 'the job has read the record again'
-{_IS_PASSED}"""  # noqa: S608 - constants alone
+{_IS_PASSED}"""
 
 ADOPT_LETTERS: Final = """
 UPDATE {s}dead_letters AS l SET topic_id = n.topic_id
@@ -168,6 +184,108 @@ WHERE f.consumer_group = (SELECT :group) AND f.topic = n.topic AND f.partition =
                     AND (p.topic_id = n.topic_id OR p.topic_id IS NULL OR n.topic_id IS NULL))
 """
 
+SUMMARY: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.state, l.cause, l.payload, l.error_class,
+       l.sqlstate, l.table_name, l.constraint_name, l.column_name, l.attempts, l.times, l.forced,
+       l.trace_id, l.created_at, l.decided_at, l.actor, l.reason"""
+
+# Only where they are asked for: a dashboard's role may not read them.
+CONTENTS: Final = """, l.key, l.value, l.headers, l.timestamp_ms, l.timestamp_type, l.error_text, l.traceback,
+       l.sequence"""
+
+SIZE: Final = """,
+       coalesce(octet_length(l.key), 0) + coalesce(octet_length(l.value), 0) + coalesce(pg_column_size(l.headers), 0)
+       AS size"""
+
+# The order in which letters are locked and replayed.
+KEY: Final = 'l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"'
+
+# Of the first letters, one more than asked for, keeps those that fit into the bytes, and at least one; ``found`` tells
+# whether there are others.
+WITHIN: Final = """
+SELECT * FROM (
+SELECT l.*, row_number() OVER ordered AS number, sum(l.size) OVER ordered AS bytes, count(*) OVER () AS found
+FROM (%s) AS l
+WINDOW ordered AS (ORDER BY %s)) AS measured
+WHERE number = 1 OR (number <= CAST(:limit AS bigint) AND (CAST(:max_bytes AS bigint) IS NULL OR bytes <= :max_bytes))
+ORDER BY number
+"""
+
+KEYS: Final = """unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
+            CAST(:topic_ids AS text[])) AS n (topic, partition, record_offset, topic_id)"""
+EXACTLY: Final = """l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition
+  AND l.record_offset = n.record_offset AND l.topic_id = n.topic_id"""
+
+CHOSEN: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.state, l.payload, l.forced, l.times,
+       l.attempts, l.created_at"""
+
+# Only where it is asked for: a dashboard's role may not read the sequence.
+OVERTAKEN: Final = f"coalesce(octet_length(l.sequence) > {SEQUENCE_BYTES}, false) AS overtaken"
+
+HAS_REQUESTED: Final = """
+SELECT EXISTS (SELECT FROM {s}dead_letters WHERE consumer_group = :group AND state = 'requested')
+"""
+
+# A sequence is a key of one topic, and ends with it: `e` of a topic that was deleted since keeps nothing waiting.
+REQUESTED_LETTERS: Final = WITHIN % (
+    f"""
+SELECT {SUMMARY}{CONTENTS}{SIZE}
+FROM {{s}}dead_letters AS l
+WHERE l.consumer_group = :group AND l.state = 'requested' AND l.topic = ANY (CAST(:topics AS text[]))
+  AND (CAST(:numbers AS integer[]) IS NULL OR (l.topic, l.partition) IN (
+      SELECT asked.topic, asked.partition
+      FROM unnest(CAST(:of_topics AS text[]), CAST(:numbers AS integer[])) AS asked (topic, partition)))
+  AND EXISTS (SELECT FROM {{s}}kafka_partitions AS p
+              WHERE p.consumer_group = l.consumer_group AND p.topic = l.topic AND p.partition = l.partition
+                AND (l.record_offset < p.next_offset OR l.topic_id NOT IN ('', coalesce(p.topic_id, l.topic_id))))
+  AND NOT EXISTS (SELECT FROM {{s}}dead_letters AS e
+                  WHERE e.consumer_group = l.consumer_group AND e.sequence = l.sequence
+                    AND e.record_offset < l.record_offset AND e.state = 'dead'
+                    AND (e.topic_id = l.topic_id OR '' IN (e.topic_id, l.topic_id)))
+ORDER BY {KEY}
+LIMIT CAST(:limit AS bigint) + 1""",
+    KEY,
+)
+
+LOCK_LETTERS: Final = f"""
+SELECT {CHOSEN}, {OVERTAKEN}
+FROM {{s}}dead_letters AS l
+JOIN {KEYS} ON {EXACTLY}
+ORDER BY {KEY}
+FOR UPDATE OF l
+"""
+
+MARK_REPLAYED: Final = f"""
+UPDATE {{s}}dead_letters AS l SET state = 'replayed', decided_at = clock_timestamp(), actor = :actor
+FROM {KEYS}
+WHERE {EXACTLY} AND l.state = 'requested'
+"""
+
+RETURN_LETTERS: Final = f"""
+UPDATE {{s}}dead_letters AS l
+SET state = 'dead', attempts = l.attempts + 1, forced = false, cause = coalesce(n.cause, l.cause),
+    error_class = n.error_class, sqlstate = n.sqlstate, table_name = n.table_name, constraint_name = n.constraint_name,
+    column_name = n.column_name, error_text = n.error_text, traceback = n.traceback,
+    decided_at = clock_timestamp(), actor = :actor, reason = 'the replay failed'
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
+            CAST(:topic_ids AS text[]), CAST(:causes AS text[]), CAST(:classes AS text[]), CAST(:sqlstates AS text[]),
+            CAST(:tables AS text[]), CAST(:constraints AS text[]), CAST(:columns AS text[]), CAST(:texts AS text[]),
+            CAST(:tracebacks AS text[]))
+     AS n (topic, partition, record_offset, topic_id, cause, error_class, sqlstate, table_name, constraint_name,
+           column_name, error_text, traceback)
+WHERE {EXACTLY} AND l.state = 'requested'
+"""
+
+OPEN_SEQUENCES: Final = f"""
+SELECT l.sequence, min(l.record_offset) AS record_offset
+FROM {{s}}dead_letters AS l
+JOIN {{s}}kafka_partitions AS p
+  ON p.consumer_group = l.consumer_group AND p.topic = l.topic AND p.partition = l.partition
+ AND l.record_offset < p.next_offset AND l.topic_id IN ('', coalesce(p.topic_id, l.topic_id))
+WHERE l.consumer_group = :group AND l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES}
+  AND l.state IN ('dead', 'requested')
+GROUP BY l.sequence
+"""
+
 
 class LetterStatements(Statements):
     """A session's part that implements `LetterSession`."""
@@ -180,38 +298,33 @@ class LetterStatements(Statements):
                 written += self.run(WRITE_LETTERS, group=group, **_columns(part), **errors)
         return written
 
-    def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
-        return self._highest(LETTERS_AHEAD, group)
+    def open_letters(self, group: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        with translated():
+            ahead, in_sequence = self.together(LETTERS_AHEAD, LETTERS_IN_SEQUENCE, group=group)
+        return _highest(ahead.rows), _highest(in_sequence.rows)
 
-    def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
-        return self._highest(LETTERS_IN_SEQUENCE, group)
-
-    def _highest(self, statement: str, group: str) -> dict[TopicPartition, int]:
-        rows = self.rows(statement, group=group)
-        return {TopicPartition(row.topic, row.partition): row.record_offset for row in rows}
-
-    def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
-        return self.run(OVERTAKE, group=group, **_ends(ranges))
-
-    def lock_passed_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        self.rows(LOCK_PASSED, group=group, **_bounds(ranges))
+    def pass_letters(
+        self,
+        group: str,
+        again: Mapping[TopicPartition, OffsetRange],
+        below: Mapping[TopicPartition, OffsetRange],
+        *,
+        actor: str,
+        gone: Collection[tuple[TopicPartition, int]] = (),
+    ) -> None:
+        if again and below:  # each locks in order, but the second one has letters before those of the first
+            self.rows(LOCK_PASSED, group=group, **_bounds({**again, **below}))
+        if again:
+            without = {f"gone_{name}": values for name, values in record_arrays(gone).items()}
+            self.run(SUPERSEDE, group=group, actor=actor, **_bounds(again), **without)
+        if below:
+            self.run(OVERTAKE, group=group, **_ends(below))
 
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:
         rows = self.rows(LETTERS_IN, group=group, **_bounds(ranges))
         return {(TopicPartition(row.topic, row.partition), row.record_offset): row.sequence for row in rows}
-
-    def supersede(
-        self,
-        group: str,
-        ranges: Mapping[TopicPartition, OffsetRange],
-        *,
-        actor: str,
-        gone: Collection[tuple[TopicPartition, int]] = (),
-    ) -> int:
-        without = {f"gone_{name}": values for name, values in record_arrays(gone).items()}
-        return self.run(SUPERSEDE, group=group, actor=actor, **_bounds(ranges), **without)
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
         self.run(ADOPT_LETTERS, group=group, topics=[*topic_ids], topic_ids=[*topic_ids.values()])
@@ -234,6 +347,50 @@ class LetterStatements(Statements):
     def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         self.run(END_FAILURES, group=group, **_ends(ranges))
 
+    def has_requested(self, group: str) -> bool:
+        return self.one(HAS_REQUESTED, group=group)[0]
+
+    def requested_letters(
+        self,
+        group: str,
+        topics: Collection[str],
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        limit: int,
+        max_bytes: int,
+    ) -> list[Letter]:
+        of_topics = None if partitions is None else [tp.topic for tp in partitions]
+        numbers = None if partitions is None else [tp.partition for tp in partitions]
+        rows = self.rows(
+            REQUESTED_LETTERS,
+            group=group,
+            topics=[*topics],
+            of_topics=of_topics,
+            numbers=numbers,
+            limit=limit,
+            max_bytes=max_bytes,
+        )
+        return [letter_of(row, contents=True) for row in rows]
+
+    def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
+        return {key_of(row): ChosenLetter(*row[4:]) for row in self.rows(LOCK_LETTERS, group=group, **named(keys))}
+
+    def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
+        return self.run(MARK_REPLAYED, group=group, actor=actor, **named(keys))
+
+    def return_letters(self, group: str, failed: Mapping[LetterKey, FailedReplay], *, actor: str) -> int:
+        return self.run(
+            RETURN_LETTERS,
+            group=group,
+            actor=actor,
+            causes=[one.cause for one in failed.values()],
+            **error_columns(one.error for one in failed.values()),
+            **named(failed),
+        )
+
+    def open_sequences(self, group: str) -> dict[bytes, int]:
+        return {bytes(row.sequence): row.record_offset for row in self.rows(OPEN_SEQUENCES, group=group)}
+
     def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, NewOffset]) -> None:
         """Delete the attempts of partitions whose stored offset, or topic, will be another."""
         self.run(
@@ -244,6 +401,10 @@ class LetterStatements(Statements):
             offsets=[new.next_offset for new in offsets.values()],
             topic_ids=[new.topic_id for new in offsets.values()],
         )
+
+
+def _highest(rows: Iterable[Any]) -> dict[TopicPartition, int]:
+    return {TopicPartition(row.topic, row.partition): row.record_offset for row in rows}
 
 
 def _bounds(ranges: Mapping[TopicPartition, OffsetRange]) -> dict[str, object]:
@@ -343,3 +504,51 @@ def read_headers(headers: Sequence[Sequence[str | None]] | None, *, strict: bool
 
 def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
+
+
+def named(keys: Collection[LetterKey]) -> dict[str, object]:
+    """The arrays that name letters."""
+    listed = list(keys)
+    return {
+        **record_arrays((key.topic_partition, key.offset) for key in listed),
+        "topic_ids": [key.topic_id for key in listed],
+    }
+
+
+def key_of(row: Any) -> LetterKey:
+    """What the row's letter is named by."""
+    return LetterKey(TopicPartition(row.topic, row.partition), row.record_offset, row.topic_id)
+
+
+def letter_of(row: Any, *, contents: bool) -> Letter:
+    """The row's letter; without contents, where the row has none."""
+    is_kept = contents and row.payload == "kept"
+    return Letter(
+        TopicPartition(row.topic, row.partition),
+        row.record_offset,
+        row.topic_id,
+        row.state,
+        row.cause,
+        LetterError(
+            row.error_class,
+            (row.error_text or "") if contents else "",
+            row.sqlstate,
+            row.table_name,
+            row.constraint_name,
+            row.column_name,
+            row.traceback if contents else None,
+        ),
+        row.attempts,
+        row.times,
+        row.sequence if contents else None,
+        Payload(row.key, row.value, read_headers(row.headers), row.timestamp_ms, row.timestamp_type)
+        if is_kept
+        else None,
+        row.payload,
+        forced=row.forced,
+        trace_id=row.trace_id,
+        created_at=row.created_at,
+        decided_at=row.decided_at,
+        actor=row.actor,
+        reason=row.reason,
+    )

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from offsetstore.offsets import Token
 from offsetstore.postgres.together import Statements
 from offsetstore.protocol.letters import writable
-from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus
+from offsetstore.protocol.runs import KEPT, Ending, JobError, NewRun, RunStatus
 
 # A claim whose COMMIT got no answer is tried again, perhaps with the same epoch.
 BEGIN_RUN: Final = """
@@ -123,9 +123,7 @@ class RunStatements(Statements):
             ui_url=status.ui_url,
         )
 
-    def append_errors(self, group: str, token: Token, errors: Sequence[JobError]) -> None:
-        if not errors:
-            return
+    def append_errors(self, group: str, token: Token, errors: Sequence[JobError], *, keep: int = KEPT) -> None:
         places = [one.topic_partition for one in errors]
         self.run(
             APPEND_ERRORS,
@@ -141,8 +139,6 @@ class RunStatements(Statements):
             ranges=[one.ranges for one in errors],
             times=[one.times for one in errors],
         )
-
-    def trim_runs(self, group: str, keep: int) -> None:
         for statement in (TRIM_RUNS, TRIM_MEMBER_RUNS, TRIM_ERRORS):
             self.run(statement, group=group, keep=keep)
 

@@ -9,7 +9,6 @@ import sys
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -44,14 +43,12 @@ from offsetstore.postgres.letters import LetterStatements
 from offsetstore.postgres.outbox import OutboxStatements
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.schema import quoted
-from offsetstore.postgres.stored_letters import StoredLetterStatements
 from offsetstore.postgres.together import Result, as_array, execute_together
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import (
     Advance,
     GroupRow,
     HistoryEvent,
-    ListedGroup,
     LockedRow,
     MetadataRow,
     NewOffset,
@@ -61,7 +58,6 @@ from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.runs import is_live
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.text import schema_option
 
@@ -94,7 +90,7 @@ def discard_at_end(connection: object) -> None:
         connection.execution_options(**{_DISCARD: True})
 
 
-class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, OutboxStatements):
+class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
     """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
     BEGIN is sent with the first statement, in one round trip. If the connection turns out to be dead then, as after a
@@ -319,24 +315,14 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
     def names_of_groups(self) -> list[str]:
         return [row.consumer_group for row in self.rows(sql.NAMES_OF_GROUPS)]
 
-    def groups(self) -> list[ListedGroup]:
-        return [
-            ListedGroup(
-                row.consumer_group,
-                seen_row(row),
-                row.partitions,
-                tuple(row.topics or ()),
-                row.advanced_for,
-                row.dead_letters,
-            )
-            for row in self.rows(sql.GROUPS)
-        ]
-
-    def write_group(self, group: str, token: Token, owner: str) -> None:
+    def write_group(self, group: str, token: Token, owner: str, *, fleet: str | None = None) -> None:
         self.run(sql.END_OTHER_BEATS, group=group)
         self.run(sql.WRITE_GROUP, group=group, owner=owner, **_token(token))
         self.run(sql.WRITE_TOKENS, group=group, **_token(token))
-        self.run(sql.FIRST_BEAT, claim_id=token.claim_id)
+        if fleet is None:
+            self.run(sql.FIRST_BEAT, claim_id=token.claim_id)
+        else:
+            self.run(sql.WRITE_FLEET, group=group, fleet=fleet)
 
     def write_pause(self, group: str, pause: Pause | None) -> None:
         at, until, reason = (pause.at, pause.until, pause.reason) if pause else (None, None, None)
@@ -522,9 +508,6 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
             for row in self.rows(sql.HISTORY, group=group, before=before, **asked)
         ]
 
-    def replaced_since(self, group: str, epoch: int) -> bool:
-        return cast("bool", self.one(sql.REPLACED_SINCE, group=group, epoch=epoch)[0])
-
     def deleted_epochs(self, group: str) -> dict[str | None, int]:
         return {row.topic: row.epoch for row in self.rows(sql.DELETED_EPOCHS, group=group)}
 
@@ -534,13 +517,11 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
     def end_beat(self, claim_id: uuid.UUID) -> None:
         self.run(sql.END_BEAT, claim_id=claim_id)
 
-    def write_fleet(self, group: str, fleet: str) -> None:
-        self.run(sql.WRITE_FLEET, group=group, fleet=fleet)
-
     def take_partitions(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         self.run(sql.TAKE_PARTITIONS, group=group, **_keys(partitions), **_token(token))
 
     def add_member(self, group: str, fleet: Token, member_id: uuid.UUID, owner: str) -> None:
+        self.run(sql.TRIM_MEMBERS, group=group, fleet_id=fleet.claim_id)
         self.run(sql.ADD_MEMBER, group=group, fleet_id=fleet.claim_id, member_id=member_id, owner=owner)
 
     def beat_member(self, group: str, fleet: Token, member_id: uuid.UUID) -> bool:
@@ -548,9 +529,6 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
 
     def drop_member(self, group: str, member_id: uuid.UUID) -> None:
         self.run(sql.DROP_MEMBER, group=group, member_id=member_id)
-
-    def trim_members(self, group: str, fleet_id: uuid.UUID) -> None:
-        self.run(sql.TRIM_MEMBERS, group=group, fleet_id=fleet_id)
 
     def members(self, group: str) -> list[FleetMember]:
         return [FleetMember(*row) for row in self.rows(sql.MEMBERS, group=group)]
@@ -685,15 +663,6 @@ def group_row(rows: Sequence[Any]) -> GroupRow | None:
     pauses = (None, pause) if row.pause_ended else (pause, None)
     token = Token(row.epoch, row.claim_id)
     return GroupRow(token, row.owner, row.claimed_at, row.alive_for, *pauses, row.ending, row.fleet, row.last_fleet)
-
-
-def seen_row(row: Any) -> GroupRow:
-    """The same of a row that has `statements.SEEN`, too."""
-    owner = group_row([row])
-    assert owner is not None
-    ending = row.ending if owner.fleet is None or is_live(owner.alive_for) else row.fleet_ending
-    is_refused = bool(row.is_refused) and not owner.is_live
-    return replace(owner, ending=ending, failures=row.failures, is_refused=is_refused)
 
 
 def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:

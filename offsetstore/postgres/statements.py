@@ -109,39 +109,6 @@ OWNERS = """{s}consumer_groups AS g
 LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
 LEFT JOIN {s}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.epoch AND r.claim_id = g.claim_id"""
 
-_RECENT = """(SELECT r.started_at, r.seen_at, r.ending FROM {s}%s AS r WHERE r.consumer_group = g.consumer_group
-                  ORDER BY %s LIMIT 10)"""
-
-# What people ask, and no batch: how a fleet's last member ended; and how many of the last runs failed or fell silent in
-# 15 minutes, 0 once one has run for a minute (see `offsetstore.protocol.runs.LOOP`); and whether the last start was
-# refused. The group is a range as in HISTORY.
-SEEN = f"""
-       CASE WHEN g.fleet_id = g.claim_id THEN (
-           SELECT m.ending FROM {{s}}member_runs AS m
-           WHERE m.consumer_group = g.consumer_group AND m.epoch = g.epoch
-           ORDER BY coalesce(m.ended_at, m.seen_at) DESC LIMIT 1) END AS fleet_ending,
-       CASE WHEN (g.fleet_id = g.claim_id) IS NOT TRUE AND g.claimed_at < clock_timestamp() - interval '1 minute'
-                 OR EXISTS (
-                     SELECT FROM {{s}}group_members AS m
-                     WHERE m.consumer_group = g.consumer_group AND m.fleet_id = g.claim_id
-                       AND m.joined_at < clock_timestamp() - interval '1 minute'
-                       AND m.beat_at > clock_timestamp() - interval '15 seconds')
-            THEN 0
-            ELSE (SELECT count(*)
-                  FROM ({_RECENT % ("job_runs", "r.epoch DESC")}
-                        UNION ALL {_RECENT % ("member_runs", "r.epoch DESC, r.started_at DESC")}) AS recent
-                  WHERE started_at > clock_timestamp() - interval '15 minutes'
-                    AND (ending = 'failed' OR (ending IS NULL AND seen_at < clock_timestamp() - interval '15 seconds')))
-       END AS failures,
-       (SELECT e.source = 'start' AND e.epoch = g.epoch
-               AND e.at > greatest(g.claimed_at, r.ended_at, r.seen_at, (
-                   SELECT max(coalesce(m.ended_at, m.seen_at)) FROM {{s}}member_runs AS m
-                   WHERE m.consumer_group = g.consumer_group AND m.epoch = g.epoch))
-        FROM {{s}}job_errors AS e
-        WHERE (e.consumer_group, e.id) >= (g.consumer_group, 0)
-          AND (e.consumer_group, e.id) < (g.consumer_group, 9223372036854775807)
-        ORDER BY e.consumer_group DESC, e.id DESC LIMIT 1) AS is_refused"""  # noqa: S608 - constants alone
-
 GROUP = f"""
 SELECT {OWNER}
 FROM {OWNERS}
@@ -153,18 +120,6 @@ SELECT g.consumer_group FROM {s}consumer_groups AS g
 WHERE EXISTS (SELECT FROM {s}kafka_partitions AS p WHERE p.consumer_group = g.consumer_group)
 ORDER BY g.consumer_group
 """
-
-GROUPS = f"""
-SELECT g.consumer_group, {OWNER}, {SEEN}, p.partitions, p.topics, p.advanced_for, l.dead_letters
-FROM {OWNERS}
-CROSS JOIN LATERAL (SELECT count(*) AS partitions, array_agg(DISTINCT p.topic ORDER BY p.topic) AS topics,
-                           clock_timestamp() - max(p.updated_at) AS advanced_for
-                    FROM {{s}}kafka_partitions AS p WHERE p.consumer_group = g.consumer_group) AS p
-CROSS JOIN LATERAL (SELECT count(*) AS dead_letters FROM {{s}}dead_letters AS l
-                    WHERE l.consumer_group = g.consumer_group AND l.state IN ('dead', 'requested')) AS l
-WHERE g.epoch > 0
-ORDER BY g.consumer_group
-"""  # noqa: S608 - constants alone
 
 END_OTHER_BEATS = """
 DELETE FROM {s}heartbeats
@@ -476,11 +431,6 @@ WHERE (consumer_group, id) >= (:group, 0)
   AND (CAST(:topic AS text) IS NULL OR (topic = CAST(:topic AS text) AND partition = CAST(:partition AS integer)))
 ORDER BY consumer_group DESC, id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
 ORDER BY id
-"""
-
-REPLACED_SINCE = """
-SELECT EXISTS (SELECT FROM {s}offset_history
-               WHERE consumer_group = :group AND event IN ('rename', 'delete', 'delete-topic') AND epoch > :epoch)
 """
 
 DELETED_EPOCHS = """

@@ -45,9 +45,8 @@ from offsetstore.processing.unit import (
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersReplayed
 from offsetstore.protocol.functions import without_frames
-from offsetstore.protocol.letters import Letter, LetterError, LetterKey
+from offsetstore.protocol.letters import FailedReplay, Letter, LetterError, LetterKey
 from offsetstore.protocol.retries import doubled
-from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction

@@ -20,7 +20,6 @@ from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.outbox import OutboxSession
 from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
 from offsetstore.protocol.store_facts import StoreIdentity
-from offsetstore.protocol.stored_letters import StoredLetterSession
 
 EventName: TypeAlias = Literal[
     "claim",
@@ -158,24 +157,6 @@ class GroupRow:
         return f"{who}, {self.token}, since {since} UTC{seen}"
 
 
-@dataclass(frozen=True, slots=True)
-class ListedGroup:
-    """One line of a list of groups.
-
-    :param partitions: how many have stored offsets; 0 for a name that was given up.
-    :param topics: theirs, in order.
-    :param advanced_for: since when no stored offset has changed, by the database's clock; ``None`` without offsets.
-    :param dead_letters: how many are open.
-    """
-
-    group: str
-    owner: GroupRow
-    partitions: int
-    topics: tuple[str, ...]
-    advanced_for: timedelta | None
-    dead_letters: int
-
-
 class NewOffset(NamedTuple):
     """The new state of a partition, set by a claim or a reset; if ``pinned``, the row also keeps the token's epoch.
 
@@ -249,7 +230,7 @@ class Savepoints(Protocol):
         ...
 
 
-class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, OutboxSession, Savepoints, Protocol):
+class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
@@ -306,16 +287,16 @@ class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, Outb
         """Who claimed the group last, without a lock."""
         ...
 
-    def write_group(self, group: str, token: Token, owner: str) -> None:
-        """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat."""
+    def write_group(self, group: str, token: Token, owner: str, *, fleet: str | None = None) -> None:
+        """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat.
+
+        :param fleet: the name of the fleet whose claim it is, see `offsetstore.protocol.fleet`. It has the heartbeats
+            of its members, and none of its own.
+        """
         ...
 
     def names_of_groups(self) -> list[str]:
         """The groups that have an offset, by name."""
-        ...
-
-    def groups(self) -> list[ListedGroup]:
-        """All groups that were ever claimed, by name."""
         ...
 
     def write_pause(self, group: str, pause: Pause | None) -> None:
@@ -427,13 +408,6 @@ class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, Outb
         before: int | None = None,
     ) -> list[HistoryEvent]:
         """The group's events, oldest first: all that are asked for, or only the last ones of them."""
-        ...
-
-    def replaced_since(self, group: str, epoch: int) -> bool:
-        """Whether, after ``epoch``, the group was renamed or deleted, or another group was given its name.
-
-        Or whether the offsets of a topic were deleted.
-        """
         ...
 
     def deleted_epochs(self, group: str) -> dict[str | None, int]:

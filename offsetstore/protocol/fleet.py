@@ -56,19 +56,14 @@ class FleetMember:
 class FleetSession(Protocol):
     """The part of a `Session` for fleets. The members' heartbeats are the fleet's: it is live while one of them is."""
 
-    def write_fleet(self, group: str, fleet: str) -> None:
-        """Make the group's claim a fleet, until it is replaced. Needs the lock of the group's row.
-
-        :param fleet: its name, see `fleet_name`.
-        """
-        ...
-
     def take_partitions(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         """Write a member's token to rows. Needs their locks."""
         ...
 
     def add_member(self, group: str, fleet: Token, member_id: UUID, owner: str) -> None:
         """Write a member's row, with a first heartbeat.
+
+        Members of other fleets are removed, and those that have been silent for a day; it waits for nobody.
 
         :param fleet: its token, which the group has.
         """
@@ -80,10 +75,6 @@ class FleetSession(Protocol):
 
     def drop_member(self, group: str, member_id: UUID) -> None:
         """Remove a member, which has left."""
-        ...
-
-    def trim_members(self, group: str, fleet_id: UUID) -> None:
-        """Remove members of other fleets, and those that have been silent for a day; it waits for nobody."""
         ...
 
     def members(self, group: str) -> list[FleetMember]:

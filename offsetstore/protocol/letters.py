@@ -21,6 +21,9 @@ Cause: TypeAlias = Literal["rejected", "refused", "raised", "sequence"]
 State: TypeAlias = Literal["dead", "requested", "replayed", "discarded", "superseded"]
 """``requested``: to be replayed. ``superseded``: a job has read the record again since."""
 
+CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
+STATES: Final[tuple[State, ...]] = get_args(State)
+
 OPEN: Final[tuple[State, ...]] = ("dead", "requested")
 """The states of a letter whose record is not in the results, and may still get there."""
 
@@ -157,6 +160,42 @@ class Letter:
         return self.sequence is not None and not is_overtaken(self.sequence)
 
 
+class ChosenLetter(NamedTuple):
+    """What a decision looks at; times, attempts and creation tell that a letter was written again.
+
+    ``is_overtaken`` is false, too, where it was not asked for: it takes a right to read the letters' contents.
+    """
+
+    state: State
+    payload_state: PayloadState
+    forced: bool
+    times: int
+    attempts: int
+    created_at: datetime
+    is_overtaken: bool = False
+
+    @classmethod
+    def of(cls, letter: Letter) -> ChosenLetter:
+        """The same of a letter that was read with its contents."""
+        return cls(
+            letter.state,
+            letter.payload_state,
+            letter.forced,
+            letter.times,
+            letter.attempts,
+            letter.created_at,
+            letter.sequence is not None and is_overtaken(letter.sequence),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FailedReplay:
+    """Why a letter could not be replayed; ``cause`` is ``None`` if it is the same as before."""
+
+    error: LetterError
+    cause: Cause | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The attempts at a record so far, or at its partition.
@@ -227,46 +266,45 @@ def check_reject(tp: TopicPartition, reason: object, code: object) -> None:
 
 
 class LetterSession(Protocol):
-    """The part of a `Session` that writes letters. The caller holds the locks of the partitions' rows."""
+    """The part of a `Session` for letters: to write and to settle them, and to replay those that are requested.
+
+    The caller holds the locks of the partitions' rows. Letters are always locked in the order of their keys, after
+    these and the group's.
+    """
 
     def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
         """Write letters, or reopen those of the same records; return how many. They get the rows' topic ids."""
         ...
 
-    def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
-        """The highest offset of an open letter at or above the stored offset, of each partition that has one."""
+    def open_letters(self, group: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """The highest offset of an open letter, of each partition that has one, in two mappings.
+
+        The first is about those at or above the stored offset, the second about those for which later records of their
+        key wait.
+        """
         ...
 
-    def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
-        """The highest offset of an open letter for which later records of its key wait, by partition."""
-        ...
+    def pass_letters(
+        self,
+        group: str,
+        again: Mapping[TopicPartition, OffsetRange],
+        below: Mapping[TopicPartition, OffsetRange],
+        *,
+        actor: str,
+        gone: Collection[tuple[TopicPartition, int]] = (),
+    ) -> None:
+        """Settle open letters that a transaction passes. All of them are locked in one order.
 
-    def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
-        """Mark the open letters below the ranges' ends as overtaken by later records; return how many."""
-        ...
-
-    def lock_passed_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        """Lock the open letters that `overtake_letters` and `supersede` may mark, in one order for both together."""
+        :param again: where the job has read the records again: these letters are superseded.
+        :param below: below the ends of these ranges, letters are marked as overtaken by later records.
+        :param gone: the records that it has not read: their letters are not superseded.
+        """
         ...
 
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:
         """The records of the open letters in the ranges, with their sequences; not those of an earlier topic."""
-        ...
-
-    def supersede(
-        self,
-        group: str,
-        ranges: Mapping[TopicPartition, OffsetRange],
-        *,
-        actor: str,
-        gone: Collection[tuple[TopicPartition, int]] = (),
-    ) -> int:
-        """Mark the open letters in the ranges as superseded: the job has read these records again. Return how many.
-
-        :param gone: the records that it has not read: their letters stay as they are.
-        """
         ...
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
@@ -283,4 +321,48 @@ class LetterSession(Protocol):
 
     def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         """Delete those below the ranges' ends: their records are stored, or letters."""
+        ...
+
+    def has_requested(self, group: str) -> bool:
+        """Whether any letter is requested, even if it can't be replayed yet."""
+        ...
+
+    def requested_letters(
+        self,
+        group: str,
+        topics: Collection[str],
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        limit: int,
+        max_bytes: int,
+    ) -> list[Letter]:
+        """The next letters to replay, in order, with their contents.
+
+        Each is below its partition's stored offset, or of an earlier topic of the same name; the others are ahead of
+        the job, which reads their records itself. A letter that follows a dead one of its sequence waits. Look at both
+        again under the locks.
+
+        :param partitions: whose letters; by default those of all of the topics' partitions.
+        :param max_bytes: end with the letter before this many bytes, but return at least one.
+        """
+        ...
+
+    def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
+        """Lock them FOR UPDATE, in order, and return those that there are; with whether they were overtaken."""
+        ...
+
+    def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
+        """Mark those of them that are requested as replayed; return how many. The reason stays the request's."""
+        ...
+
+    def return_letters(self, group: str, failed: Mapping[LetterKey, FailedReplay], *, actor: str) -> int:
+        """Mark those of them that are requested as dead again, with their new errors and one more attempt."""
+        ...
+
+    def open_sequences(self, group: str) -> dict[bytes, int]:
+        """The digests of keys with an open letter below the stored offset, and the lowest such offset.
+
+        Letters of an earlier topic of the same name don't count: its sequences have ended with it. Nor do letters that
+        were overtaken.
+        """
         ...

@@ -217,10 +217,9 @@ class RunSession(Protocol):
         """Rewrite the run's row, if there is one; its end is written once."""
         ...
 
-    def append_errors(self, group: str, token: Token, errors: Sequence[JobError]) -> None:
-        """Write the errors in order; the database sets ``at``."""
-        ...
+    def append_errors(self, group: str, token: Token, errors: Sequence[JobError], *, keep: int = KEPT) -> None:
+        """Write the errors in order; the database sets ``at``. Then delete all but the newest errors, and runs.
 
-    def trim_runs(self, group: str, keep: int) -> None:
-        """Delete all but the newest runs, and all but the newest errors."""
+        :param keep: how many of each stay.
+        """
         ...

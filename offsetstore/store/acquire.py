@@ -437,14 +437,18 @@ def write_whole(
     *,
     why: str,
     checkpoint: QueryCheckpoint | None = None,
+    fleet: str | None = None,
 ) -> Acquired:
-    """Give the group and all of its rows a new token, and write where each partition starts."""
+    """Give the group and all of its rows a new token, and write where each partition starts.
+
+    :param fleet: the name of the fleet whose claim it is.
+    """
     group, rows = request.group, locked.rows
     copied = latest_epoch(locked.view.committed.values(), locked.store_id) if locked.view is not None else 0
     token = Token(max(locked.epoch, copied) + 1, claim_id)
     owner = this_process()
     fenced = fenced_by_claim(session, group, locked.owner, claim_id)
-    session.write_group(group, token, owner)
+    session.write_group(group, token, owner, fleet=fleet)
     why = why if fenced is None else f"{why}; fenced the owner, which was {fenced}"
     history = [HistoryEvent("claim", None, None, None, token, owner, why)]
     partitions = set(rows)

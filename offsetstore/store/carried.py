@@ -7,10 +7,20 @@ from collections.abc import Mapping, Sequence
 from offsetstore.errors import AdvanceMismatch, ProtocolMisuse, SinkError
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.database import HistoryEvent
-from offsetstore.protocol.letters import Failed, Letter, LetterKey, NewLetter, Payload, check_reject, rejected, writable
+from offsetstore.protocol.letters import (
+    ChosenLetter,
+    Failed,
+    FailedReplay,
+    Letter,
+    LetterKey,
+    NewLetter,
+    Payload,
+    check_reject,
+    rejected,
+    writable,
+)
 from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.outbox import OutboxRecord
-from offsetstore.protocol.stored_letters import ChosenLetter, FailedReplay
 from offsetstore.store.locking import Locks
 
 

@@ -344,7 +344,6 @@ def _begin_topics(
 
 def _add(session: Session, request: ClaimRequest, fleet: Token, member_id: uuid.UUID) -> None:
     group, owner = request.group, this_process()
-    session.trim_members(group, fleet.claim_id)
     session.add_member(group, fleet, member_id, owner)
     session.begin_run(group, Token(fleet.epoch, member_id), new_run(owner, request.topics), of_member=True)
 
@@ -373,10 +372,8 @@ def _found_fleet(
         else:
             starting = locked.starting
             why = f"takeover={request.takeover}, for a fleet of group {request.kafka_group!r} in Kafka"
-            founded = write_whole(session, request, fleet_id, locked, evidence, why=why)
+            founded = write_whole(session, request, fleet_id, locked, evidence, why=why, fleet=fleet)
             token, fenced = founded.token, founded.fenced
-            session.end_beat(fleet_id)  # a fleet has those of its members
-            session.write_fleet(group, fleet)
         _add(session, request, token, member_id)
         failpoints.reach("in_claim")
     return token, starting, locked.store_id, fenced

@@ -40,7 +40,7 @@ from offsetstore.protocol.events import (
 )
 from offsetstore.protocol.functions import dropped, without_frames
 from offsetstore.protocol.job_state import JobState
-from offsetstore.protocol.runs import KEPT, Ending, JobError, NewRun, RunStatus, Source
+from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus, Source
 from offsetstore.store.identity import name_prefix
 from offsetstore.store.sessions import Connected, transaction
 from offsetstore.text import logger
@@ -152,9 +152,8 @@ class RunRecord:
         try:
             with transaction() as session:
                 session.write_run(self._group, self._token, status, ending, of_member=self._of_member)
-                session.append_errors(self._group, self._token, list(errors.values()))
                 if errors or not self._is_trimmed:
-                    session.trim_runs(self._group, KEPT)
+                    session.append_errors(self._group, self._token, list(errors.values()))
                 are_left = status.replays_letters is False and ending is None and session.has_requested(self._group)
         except Exception as error:  # noqa: BLE001 - the next heartbeat tries again
             without_frames(error)
@@ -233,7 +232,6 @@ def _record_refusal(store: Connected, group: str, error: JobError) -> None:
     ):
         if (owner := tx.group(group)) is not None:
             tx.append_errors(group, owner.token, [error])
-            tx.trim_runs(group, KEPT)
 
 
 def resident_bytes(pid: int) -> int:

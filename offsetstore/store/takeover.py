@@ -41,3 +41,12 @@ def fenced_by_claim(session: Session, group: str, owner: GroupRow | None, claim_
         return who
     more = f" and {len(members) - _NAMED} more" if len(members) > _NAMED else ""
     return f"{who}; its members: {', '.join(members[:_NAMED])}{more}"
+
+
+def replaced_since(session: Session, group: str, epoch: int) -> bool:
+    """Whether, after ``epoch``, the group was renamed or deleted, or another group was given its name.
+
+    Or whether the offsets of a topic were deleted.
+    """
+    last = session.history(group, events=["rename", "delete", "delete-topic"], limit=1)  # epochs of a group only grow
+    return bool(last) and last[-1].token.epoch > epoch

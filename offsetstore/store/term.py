@@ -94,7 +94,7 @@ def begin(
     session: Session, group: str, partitions: Collection[TopicPartition], metadata: Mapping[TopicPartition, Text]
 ) -> dict[TopicPartition, Term]:
     """Begin a term of each partition, with what the database knows of it; under the locks of the rows."""
-    letters, sequences = session.letters_ahead(group), session.letters_in_sequence(group)
+    letters, sequences = session.open_letters(group)
     failures: dict[TopicPartition, int] = {}
     for tp, offset in session.failures(group):
         failures[tp] = max(offset, failures.get(tp, _NONE))
@@ -139,11 +139,7 @@ def settle_passed(
     """
     letters = {tp: range_ for tp, range_ in ranges.items() if terms[tp].letter >= range_.from_}
     below = {} if in_sequence else {tp: one for tp, one in ranges.items() if one and terms[tp].sequence != _NONE}
-    if letters and below:  # each locks in order, but the second one has letters before those of the first
-        session.lock_passed_letters(group, letters | below)
-    if letters:
-        session.supersede(group, letters, actor=actor, gone=gone)
+    if letters or below:
+        session.pass_letters(group, letters, below, actor=actor, gone=gone)
     if failures := {tp: range_ for tp, range_ in ranges.items() if terms[tp].failure >= range_.from_}:
         session.pass_failures(group, failures)
-    if below:
-        session.overtake_letters(group, below)

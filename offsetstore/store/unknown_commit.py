@@ -27,6 +27,7 @@ from offsetstore.errors import CommitUnknown, ConnectionLost, OffsetStoreError, 
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.database import Database, LockedRow
 from offsetstore.protocol.functions import without_frames
+from offsetstore.store.takeover import replaced_since
 
 _PAUSE = 0.2
 
@@ -186,7 +187,7 @@ def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None,
             epoch = advanced.token.epoch
             # A rename's epoch is above those of both names; a group whose row was removed starts again at epoch 0.
             same_group = (
-                known is not None and known.token.epoch >= epoch and not session.replaced_since(advanced.group, epoch)
+                known is not None and known.token.epoch >= epoch and not replaced_since(session, advanced.group, epoch)
             )
         return _Found(rows, None if known is None else known.token, same_group, marked)
     finally:

@@ -30,13 +30,14 @@ from offsetstore.offset_store import OffsetStore, resolve_starting_offsets
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
 from offsetstore.operations.home import set_identity
 from offsetstore.operations.people import people
+from offsetstore.operations.stored_letters import LetterFilter
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.protocol.store_facts import StoreIdentity
-from offsetstore.protocol.stored_letters import LetterFilter
 from offsetstore.store.claim import Claim
+from offsetstore.store.takeover import replaced_since
 from offsetstore.testing.broker import StaticBroker
 from tests.contract.parts import GROUP, NEW, P0, P1, P2, ContractParts, starts
 
@@ -327,9 +328,9 @@ class AdminContract(ContractParts):
         with self.session() as session:
             assert [session.batch_mark(name, query) for name in (GROUP, OTHER)] == [None, 7]
             for group in (GROUP, OTHER):
-                assert session.replaced_since(group, advanced.token.epoch)
-                assert not session.replaced_since(group, after.token.epoch)
-            assert not session.replaced_since("nobody", 0)
+                assert replaced_since(session, group, advanced.token.epoch)
+                assert not replaced_since(session, group, after.token.epoch)
+            assert not replaced_since(session, "nobody", 0)
         self.store.rename_group(OTHER, GROUP, reason="a mistake")
         assert self.stored() == {P0: 40, P1: 30, P2: 0}
         self.assert_fenced(advanced, {P0: OffsetRange(40, 50)})
@@ -364,8 +365,8 @@ class AdminContract(ContractParts):
         after = self.again()
         with self.session() as session:
             assert session.batch_mark(GROUP, query) is None
-            assert session.replaced_since(GROUP, advanced.token.epoch)
-            assert not session.replaced_since(GROUP, after.token.epoch)
+            assert replaced_since(session, GROUP, advanced.token.epoch)
+            assert not replaced_since(session, GROUP, after.token.epoch)
             epochs = session.deleted_epochs(GROUP)
         assert advanced.token.epoch < epochs[None] == epochs[P0.topic] == of_group.token.epoch < after.token.epoch
 
@@ -528,7 +529,7 @@ class AdminContract(ContractParts):
         state = self.group_state()
         assert (state.decision, state.is_live, state.pause is None) == ("delete-topic", False, False)
         with self.session() as session:
-            assert session.replaced_since(GROUP, two_topics.token.epoch)  # an unknown COMMIT stays unknown
+            assert replaced_since(session, GROUP, two_topics.token.epoch)  # an unknown COMMIT stays unknown
         self.assert_fenced(two_topics, {P1: OffsetRange(30, 31)}, {REFUNDS: OffsetRange(6, 7)}, {})
 
     @pytest.mark.behaviour("OPS-3", "START-14")

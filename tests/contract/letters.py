@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,11 +28,22 @@ from offsetstore.errors import (
 )
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.operations.letters import LetterPage
+from offsetstore.operations.stored_letters import LetterFilter
 from offsetstore.protocol.database import Session
-from offsetstore.protocol.letters import Failed, Letter, LetterError, LetterKey, NewLetter, Payload, State, digest
+from offsetstore.protocol.letters import (
+    ChosenLetter,
+    Failed,
+    FailedReplay,
+    Letter,
+    LetterError,
+    LetterKey,
+    NewLetter,
+    Payload,
+    State,
+    digest,
+)
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Timeouts
-from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
 from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
@@ -99,7 +111,24 @@ class LetterContract(ContractParts):
 
     def states(self) -> dict[str, State]:
         """Each letter's state, by record."""
-        return {str(letter.key): letter.state for letter in self.store.letters(GROUP).letters}
+        return {str(letter.key): letter.state for letter in self.letters.dead_letters(GROUP)}
+
+    def letter(self, offset: int, tp: TopicPartition = P0, topic_id: str | None = None) -> Letter:
+        """A letter, without a topic's id the newest of its record."""
+        found = [
+            one
+            for one in self.letters.dead_letters(GROUP)
+            if one.key[:2] == (tp, offset) and topic_id in {None, one.topic_id}
+        ]
+        return max(found, key=lambda one: one.created_at)
+
+    def request(self, *keys: LetterKey, forced: bool = False) -> None:
+        """Have letters replayed."""
+        self.letters.decide_letters(GROUP, "requested", keys, forced=forced)
+
+    def discard(self, *keys: LetterKey) -> None:
+        """Give letters up."""
+        self.letters.decide_letters(GROUP, "discarded", keys)
 
     def failures(self, group: str = GROUP) -> dict[tuple[TopicPartition, int], Failed]:
         """The failed attempts that are stored."""
@@ -114,9 +143,10 @@ class LetterContract(ContractParts):
 
     def replay(self, key: LetterKey) -> None:
         """Mark a letter as a job does that has replayed it."""
-        [found] = self.store.request_replay(GROUP, key, reason=REASON).letters
+        self.request(key)
+        found = self.letter(key.offset, key.topic_partition)
         with self.session() as job:
-            assert job.mark_replayed(GROUP, [found], actor="the job") == 1
+            assert job.mark_replayed(GROUP, [found.key], actor="the job") == 1
 
     def recreate(self) -> Claim:
         """Delete the topic and create it again, and claim it from its beginning."""
@@ -142,7 +172,7 @@ class LetterContract(ContractParts):
         self.give(claim, {P0: OffsetRange(0, 4)}, dead(2, payload=RECORD, error=replace(CHECK, traceback="line 1")))
 
         assert (self.read(), self.stored()[P0]) == ([0, 1, 3], 4)
-        letter = self.store.letter(GROUP, P0, 2)
+        letter = self.letter(2)
         assert letter.payload == RECORD
         assert letter.error == replace(CHECK, traceback="line 1")
         assert (letter.state, letter.cause, letter.attempts, letter.times) == ("dead", "refused", 2, 1)
@@ -156,7 +186,7 @@ class LetterContract(ContractParts):
             with pytest.raises(AdvanceMismatch, match="does not pass"), self.store.transaction(claim) as tx:
                 tx.lock({P0: OffsetRange(0, until)})
                 tx.letters.write([letter])
-        assert self.store.letters(GROUP).letters == ()
+        assert self.letters.dead_letters(GROUP) == []
 
     @pytest.mark.behaviour("OPS-7", "DLQ-12")
     def test_the_code_of_a_letter_is_shown_unless_it_is_too_long_for_one(self, claim: Claim) -> None:
@@ -171,7 +201,7 @@ class LetterContract(ContractParts):
             for offset, code in enumerate(codes):
                 tx.dead_letter(P0, offset, "why", code=code)
             tx.advance(tx.ranges)
-        assert [self.store.letter(GROUP, P0, offset).error for offset in range(4)] == [*codes.values()]
+        assert [self.letter(offset).error for offset in range(4)] == [*codes.values()]
 
     @pytest.mark.behaviour("CTX-1")
     def test_a_tombstone_a_missing_key_and_coordinates_alone_are_told_apart(self, claim: Claim) -> None:
@@ -181,7 +211,7 @@ class LetterContract(ContractParts):
         letters = [dead(0, payload=nothing), dead(1, payload=empty), dead(2, payload=None, trace_id=trace), dead(3)]
         self.give(claim, {P0: OffsetRange(0, 4)}, *letters)
 
-        found = [self.store.letter(GROUP, P0, offset) for offset in range(4)]
+        found = [self.letter(offset) for offset in range(4)]
         assert [(one.payload, one.payload_state, one.trace_id) for one in found] == [
             (nothing, "kept", None),
             (empty, "kept", None),
@@ -193,7 +223,7 @@ class LetterContract(ContractParts):
 
     @pytest.mark.behaviour("DLQ-14")
     def test_open_letters_are_superseded_by_the_batch_that_passes_their_records_again(self, five: Claim) -> None:
-        self.store.request_replay(GROUP, at(4), reason=REASON)
+        self.request(at(4))
         self.store.reset(GROUP, {P0: 0}, reason=REASON)
         again = self.again()
         self.give(again, {P0: OffsetRange(0, 5)})
@@ -205,7 +235,7 @@ class LetterContract(ContractParts):
             "payments:1:1": "dead",
             "payments:1:3": "dead",
         }
-        letter = self.store.letter(GROUP, P0, 2)
+        letter = self.letter(2)
         assert (letter.actor, letter.decided_at is None) == (again.owner, False)
 
     @pytest.mark.behaviour("DLQ-14")
@@ -220,40 +250,29 @@ class LetterContract(ContractParts):
 
         found = self.states()
         assert [found[f"payments:0:{offset}"] for offset in (2, 4, 6)] == ["superseded", "dead", "superseded"]
-        self.store.request_replay(GROUP, at(4), reason=REASON)
+        self.request(at(4))
         assert self.requested() == ["payments:0:4"]
 
-    @pytest.mark.behaviour("DLQ-14", "DLQ-7")
-    def test_letters_that_are_settled_are_not_decided_about_again_and_stay_so_when_their_records_pass(
-        self, five: Claim
-    ) -> None:
+    @pytest.mark.behaviour("DLQ-14")
+    def test_letters_that_are_settled_stay_so_when_their_records_pass(self, five: Claim) -> None:
         self.replay(at(2))
-        self.store.discard(GROUP, at(4), reason=REASON)
-        for settled in (at(2), at(4)):
-            for decide in (self.store.request_replay, self.store.discard):
-                with pytest.raises(LetterSettled):
-                    decide(GROUP, settled, reason=REASON)
-        of_p0 = LetterFilter(topic="payments", partition=0)
-        assert self.store.request_replay(GROUP, of_p0, reason=REASON).letters == (stored(6),)
-
+        self.discard(at(4))
         self.store.reset(GROUP, {P0: 0}, reason=REASON)
         self.give(self.again(), {P0: OffsetRange(0, 10)})
         found = self.states()
         assert [found[f"payments:0:{offset}"] for offset in (2, 4, 6)] == ["replayed", "discarded", "superseded"]
 
-    @pytest.mark.behaviour("DLQ-7", "DLQ-10")
-    def test_a_topic_s_id_that_becomes_known_becomes_the_letter_s_and_a_wait_for_it_goes_on(self) -> None:
+    @pytest.mark.behaviour("DLQ-10")
+    def test_a_topic_s_id_that_becomes_known_becomes_the_letter_s(self) -> None:
         first = self.store.claim(GROUP, topics=["payments"])
         self.give(first, {P0: OffsetRange(0, 4)}, dead(2))
-        done = self.store.request_replay(GROUP, at(2), reason=REASON)
-        assert done.letters == (stored(2, topic_id=""),)
+        assert self.letter(2).key == stored(2, topic_id="")
 
         self.again()
-        assert self.store.letter(GROUP, P0, 2).key == stored(2)
-        assert self.store.wait_for_replay(GROUP, done.letters, seconds=0) == {"requested": 1}
+        assert self.letter(2).key == stored(2)
         self.store.reset(GROUP, {P0: 0}, reason=REASON)
         self.give(self.again(), {P0: OffsetRange(0, 4)}, dead(2))
-        [letter] = self.store.letters(GROUP).letters
+        [letter] = self.letters.dead_letters(GROUP)
         assert letter.times == 2
 
     # -- failed attempts
@@ -287,7 +306,188 @@ class LetterContract(ContractParts):
         assert self.stored()[P1] == 0, "as before"
         assert self.failures() == {}
 
+    # -- the job's replay
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_replay_waits_for_another_one_of_the_same_letter_and_sees_what_it_did(self, five: Claim) -> None:
+        def lock() -> dict[LetterKey, ChosenLetter]:
+            with self.session() as other:
+                return other.lock_letters(GROUP, [stored(4), stored(2), stored(3)])
+
+        self.request(at(2), at(4))
+        with ThreadPoolExecutor(1) as pool:
+            with self.session() as job:
+                assert [*job.lock_letters(GROUP, [stored(2)])] == [stored(2)]
+                waiting = pool.submit(lock)
+                with pytest.raises(TimeoutError):
+                    waiting.result(0.2)
+                assert job.mark_replayed(GROUP, [stored(2)], actor="job") == 1
+            found = waiting.result(WAIT)
+
+        assert [(key, one.state) for key, one in found.items()] == [(stored(2), "replayed"), (stored(4), "requested")]
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_requested_letters_come_in_order_with_their_contents_and_in_parts(self, five: Claim) -> None:
+        assert not self.look(lambda one: one.has_requested(GROUP))
+        self.request(at(1, P1), at(6), at(4), at(2))
+
+        assert self.look(lambda one: one.has_requested(GROUP))
+        assert self.requested() == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1"]
+        assert self.requested(limit=3) == ["payments:0:2", "payments:0:4", "payments:0:6"]
+        [letter] = self.letters_to_replay(max_bytes=1)
+        assert letter == self.letter(2)
+        assert letter.payload == RECORD._replace(key=b"k")
+        assert self.look(lambda one: one.requested_letters(GROUP, ["x"], limit=9, max_bytes=9)) == []
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_letter_ahead_of_the_job_is_not_replayed_but_passed(self, five: Claim) -> None:
+        self.request(at(2), at(4), at(6))
+        self.store.reset(GROUP, {P0: 4}, reason=REASON)
+        assert self.requested() == ["payments:0:2"]
+
+        self.give(self.again(), {P0: OffsetRange(4, 10)})
+        assert self.requested() == ["payments:0:2"]
+        assert self.states()["payments:0:6"] == "superseded"
+
+    @pytest.mark.behaviour("DLQ-7", "DLQ-11", "DLQ-14")
+    def test_letters_of_an_earlier_topic_are_left_alone_and_replayed_wherever_the_job_is(self, five: Claim) -> None:
+        again = self.recreate()
+        self.request(at(2), at(6))
+        assert self.requested() == ["payments:0:2"], "6 waits for 4, which is dead and of its sequence"
+        self.give(again, {P0: OffsetRange(0, 9)}, dead(2, error=PARSE), dead(8, key=b"k"))
+
+        assert self.letter(2, topic_id="payments-id").error == CHECK
+        assert self.letter(2, topic_id="another-id").error == PARSE
+        assert self.letter(2).topic_id == "another-id"
+        assert Counter(one.state for one in self.letters.dead_letters(GROUP)) == {"dead": 5, "requested": 2}
+        sequences = self.look(lambda one: one.open_sequences(GROUP))
+        assert sequences == {digest(P0, b"k"): 8}, "a sequence ends with its topic"
+        self.request(LetterKey(P0, 4, "payments-id"), at(8))
+        assert self.requested() == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:0:8"]
+
+    @pytest.mark.behaviour("DLQ-11")
+    def test_a_letter_waits_for_the_dead_ones_of_its_sequence_before_it(self, five: Claim) -> None:
+        def open_ones() -> dict[bytes, int]:
+            return self.look(lambda one: one.open_sequences(GROUP))
+
+        key, other = digest(P0, b"k"), digest(P2, b"k")
+        self.give(five, {P2: OffsetRange(0, 9)}, dead(5, P2, b"k", cause="sequence"))
+        self.request(at(4), at(6))
+        assert (self.requested(), open_ones()) == ([], {key: 2, other: 5})
+        self.discard(at(2))
+        assert (self.requested(), open_ones()) == (["payments:0:4", "payments:0:6"], {key: 4, other: 5})
+
+        with self.session() as job:
+            assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
+        assert self.requested() == []
+        self.store.reset(GROUP, {P0: 0, P2: 6}, reason=REASON)
+        assert open_ones() == {other: 5}
+
+    @pytest.mark.behaviour("DLQ-17")
+    def test_open_letters_are_overtaken_by_what_is_written_above_them(self, five: Claim) -> None:
+        def in_sequence() -> dict[str, bool]:
+            found = self.letters.dead_letters(GROUP)
+            return {str(one.key): one.is_in_sequence for one in found if one.sequence is not None}
+
+        self.discard(at(2))
+        self.give(five, {P2: OffsetRange(0, 9)}, dead(5, P2, b"k", cause="sequence"))
+        assert self.look(lambda one: one.open_letters(GROUP)) == ({}, {P0: 6, P2: 5})
+        self.give(five, {P0: OffsetRange(10, 11), P1: OffsetRange(10, 11)})
+
+        assert self.look(lambda one: one.open_letters(GROUP)) == ({}, {P2: 5})
+        assert self.look(lambda one: one.open_sequences(GROUP)) == {digest(P2, b"k"): 5}
+        assert in_sequence() == {
+            "payments:0:2": True,  # it is settled
+            "payments:0:4": False,
+            "payments:0:6": False,
+            "payments:2:5": True,
+        }
+        with self.session() as job:
+            job.pass_letters(GROUP, {}, {P0: OffsetRange(0, 11)}, actor="job")
+        assert self.letter(4).sequence == (digest(P0, b"k") or b"") + b"\0", "once is enough"
+        self.request(at(4), at(6))
+        assert self.requested() == ["payments:0:4", "payments:0:6"]
+        with self.session() as job:
+            assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
+        assert self.requested() == [], "6 waits for 4, as before"
+
+        self.give(self.store.claim(GROUP, self.broker), {P0: OffsetRange(11, 13)}, dead(12, key=b"k"))
+        assert in_sequence()["payments:0:12"]
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_letter_that_fails_again_is_dead_with_its_new_error_and_one_attempt_more(self, five: Claim) -> None:
+        self.request(at(2), at(1, P1), forced=True)
+        failed = {
+            stored(2): FailedReplay(replace(PARSE, text="a\0b"), "rejected"),
+            stored(1, P1): FailedReplay(CHECK),
+            stored(4): FailedReplay(CHECK),
+        }
+        with self.session() as job:
+            assert job.return_letters(GROUP, failed, actor="the job") == 2
+
+        letter = self.letter(2)
+        assert (letter.state, letter.cause, letter.attempts, letter.times) == ("dead", "rejected", 3, 1)
+        assert letter.error == replace(PARSE, text="ab")
+        assert (letter.forced, letter.actor, letter.payload) == (False, "the job", RECORD._replace(key=b"k"))
+        assert self.letter(1, P1).cause == "rejected"
+        assert self.letter(4).attempts == 2
+
+
+LISTED: Final[list[tuple[dict[str, Any], list[str]]]] = [
+    ({}, ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1", "payments:1:3"]),
+    ({"cause": "rejected"}, ["payments:1:1"]),
+    ({"topic": "payments", "partition": 1}, ["payments:1:1", "payments:1:3"]),
+    ({"topic": "refunds"}, []),
+    ({"error_class": "ValueError"}, ["payments:1:1"]),
+    ({"sqlstate": ""}, ["payments:1:1"]),
+    ({"sqlstate": "23514", "partition": 1}, ["payments:1:3"]),
+    ({"table": "public.results", "constraint": "positive", "column": "", "partition": 1}, ["payments:1:3"]),
+    ({"constraint": "another"}, []),
+    ({"state": "requested"}, ["payments:0:2"]),
+    ({"state": ["dead", "discarded"], "partition": 0}, ["payments:0:4", "payments:0:6"]),
+]
+NOT_LISTED: Final[list[dict[str, Any]]] = [
+    {"state": "alive"},
+    {"cause": "bad luck"},
+    {"limit": 0},
+    {"after": "x"},
+    {"after": "WzFd"},
+    {"within": 0},
+    {"within": 5, "contents": True},
+    {"partition": 2**31},
+    {"partition": "0"},
+    {"partition": -1},
+    {"topic": "\0"},
+    {"error_class": "\ud800"},
+]
+
+
+class PeopleLetterContract(LetterContract):
+    """With what only people ask, which a store in memory does not have."""
+
     # -- decisions
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_wait_for_a_letter_goes_on_when_its_topic_s_id_becomes_known(self) -> None:
+        first = self.store.claim(GROUP, topics=["payments"])
+        self.give(first, {P0: OffsetRange(0, 4)}, dead(2))
+        done = self.store.request_replay(GROUP, at(2), reason=REASON)
+        assert done.letters == (stored(2, topic_id=""),)
+
+        self.again()
+        assert self.store.letter(GROUP, P0, 2).key == stored(2)
+        assert self.store.wait_for_replay(GROUP, done.letters, seconds=0) == {"requested": 1}
+
+    @pytest.mark.behaviour("DLQ-7")
+    def test_letters_that_are_settled_are_not_decided_about_again(self, five: Claim) -> None:
+        self.replay(at(2))
+        self.store.discard(GROUP, at(4), reason=REASON)
+        for settled in (at(2), at(4)):
+            for decide in (self.store.request_replay, self.store.discard):
+                with pytest.raises(LetterSettled):
+                    decide(GROUP, settled, reason=REASON)
+        of_p0 = LetterFilter(topic="payments", partition=0)
+        assert self.store.request_replay(GROUP, of_p0, reason=REASON).letters == (stored(6),)
 
     @pytest.mark.behaviour("DLQ-7")
     def test_a_request_marks_letters_and_the_history_has_one_line(self, five: Claim) -> None:
@@ -380,113 +580,6 @@ class LetterContract(ContractParts):
             self.store.discard(GROUP, at(4), reason=REASON)
         assert self.store.letter(GROUP, P0, 2).state == "dead"
 
-    # -- the job's replay
-
-    @pytest.mark.behaviour("DLQ-7")
-    def test_requested_letters_come_in_order_with_their_contents_and_in_parts(self, five: Claim) -> None:
-        assert not self.look(lambda one: one.has_requested(GROUP))
-        self.store.request_replay(GROUP, [at(1, P1), at(6), at(4), at(2)], reason=REASON)
-
-        assert self.look(lambda one: one.has_requested(GROUP))
-        assert self.requested() == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1"]
-        assert self.requested(limit=3) == ["payments:0:2", "payments:0:4", "payments:0:6"]
-        [letter] = self.letters_to_replay(max_bytes=1)
-        assert letter == self.store.letter(GROUP, P0, 2)
-        assert letter.payload == RECORD._replace(key=b"k")
-        assert self.look(lambda one: one.requested_letters(GROUP, ["x"], limit=9, max_bytes=9)) == []
-
-    @pytest.mark.behaviour("DLQ-7")
-    def test_a_letter_ahead_of_the_job_is_not_replayed_but_passed(self, five: Claim) -> None:
-        self.store.request_replay(GROUP, LetterFilter(partition=0), reason=REASON)
-        self.store.reset(GROUP, {P0: 4}, reason=REASON)
-        assert self.requested() == ["payments:0:2"]
-
-        self.give(self.again(), {P0: OffsetRange(4, 10)})
-        assert self.requested() == ["payments:0:2"]
-        assert self.states()["payments:0:6"] == "superseded"
-
-    @pytest.mark.behaviour("DLQ-7", "DLQ-11", "DLQ-14")
-    def test_letters_of_an_earlier_topic_are_left_alone_and_replayed_wherever_the_job_is(self, five: Claim) -> None:
-        again = self.recreate()
-        self.store.request_replay(GROUP, [at(2), at(6)], reason=REASON)
-        assert self.requested() == ["payments:0:2"], "6 waits for 4, which is dead and of its sequence"
-        self.give(again, {P0: OffsetRange(0, 9)}, dead(2, error=PARSE), dead(8, key=b"k"))
-
-        assert self.store.letter(GROUP, P0, 2, "payments-id").error == CHECK
-        assert self.store.letter(GROUP, P0, 2, "another-id").error == PARSE
-        assert self.store.letter(GROUP, P0, 2).topic_id == "another-id"
-        assert self.store.letter_counts(GROUP) == {"dead": 5, "requested": 2}
-        sequences = self.look(lambda one: one.open_sequences(GROUP))
-        assert sequences == {digest(P0, b"k"): 8}, "a sequence ends with its topic"
-        self.store.request_replay(GROUP, [LetterKey(P0, 4, "payments-id"), at(8)], reason=REASON)
-        assert self.requested() == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:0:8"]
-
-    @pytest.mark.behaviour("DLQ-11")
-    def test_a_letter_waits_for_the_dead_ones_of_its_sequence_before_it(self, five: Claim) -> None:
-        def open_ones() -> dict[bytes, int]:
-            return self.look(lambda one: one.open_sequences(GROUP))
-
-        key, other = digest(P0, b"k"), digest(P2, b"k")
-        self.give(five, {P2: OffsetRange(0, 9)}, dead(5, P2, b"k", cause="sequence"))
-        self.store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
-        assert (self.requested(), open_ones()) == ([], {key: 2, other: 5})
-        self.store.discard(GROUP, at(2), reason=REASON)
-        assert (self.requested(), open_ones()) == (["payments:0:4", "payments:0:6"], {key: 4, other: 5})
-
-        with self.session() as job:
-            assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
-        assert self.requested() == []
-        self.store.reset(GROUP, {P0: 0, P2: 6}, reason=REASON)
-        assert open_ones() == {other: 5}
-
-    @pytest.mark.behaviour("DLQ-17")
-    def test_open_letters_are_overtaken_by_what_is_written_above_them(self, five: Claim) -> None:
-        def in_sequence() -> dict[str, bool]:
-            listed = self.store.letters(GROUP, topic="payments", contents=True).letters
-            return {str(one.key): one.is_in_sequence for one in listed if one.sequence is not None}
-
-        self.store.discard(GROUP, at(2), reason=REASON)
-        self.give(five, {P2: OffsetRange(0, 9)}, dead(5, P2, b"k", cause="sequence"))
-        assert self.look(lambda one: one.letters_in_sequence(GROUP)) == {P0: 6, P2: 5}
-        self.give(five, {P0: OffsetRange(10, 11), P1: OffsetRange(10, 11)})
-
-        assert self.look(lambda one: one.letters_in_sequence(GROUP)) == {P2: 5}
-        assert self.look(lambda one: one.open_sequences(GROUP)) == {digest(P2, b"k"): 5}
-        assert in_sequence() == {
-            "payments:0:2": True,  # it is settled
-            "payments:0:4": False,
-            "payments:0:6": False,
-            "payments:2:5": True,
-        }
-        with self.session() as job:
-            assert job.overtake_letters(GROUP, {P0: OffsetRange(0, 11)}) == 0, "once is enough"
-        self.store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
-        assert self.requested() == ["payments:0:4", "payments:0:6"]
-        with self.session() as job:
-            assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
-        assert self.requested() == [], "6 waits for 4, as before"
-
-        self.give(self.store.claim(GROUP, self.broker), {P0: OffsetRange(11, 13)}, dead(12, key=b"k"))
-        assert in_sequence()["payments:0:12"]
-
-    @pytest.mark.behaviour("DLQ-7")
-    def test_a_letter_that_fails_again_is_dead_with_its_new_error_and_one_attempt_more(self, five: Claim) -> None:
-        self.store.request_replay(GROUP, [at(2), at(1, P1)], reason=REASON, forced=True)
-        failed = {
-            stored(2): FailedReplay(replace(PARSE, text="a\0b"), "rejected"),
-            stored(1, P1): FailedReplay(CHECK),
-            stored(4): FailedReplay(CHECK),
-        }
-        with self.session() as job:
-            assert job.return_letters(GROUP, failed, actor="the job") == 2
-
-        letter = self.store.letter(GROUP, P0, 2)
-        assert (letter.state, letter.cause, letter.attempts, letter.times) == ("dead", "rejected", 3, 1)
-        assert letter.error == replace(PARSE, text="ab")
-        assert (letter.forced, letter.actor, letter.payload) == (False, "the job", RECORD._replace(key=b"k"))
-        assert self.store.letter(GROUP, P1, 1).cause == "rejected"
-        assert self.store.letter(GROUP, P0, 4).attempts == 2
-
     @pytest.mark.behaviour("DLQ-7")
     def test_a_reset_counts_the_replayed_letters_that_it_goes_back_over(self, five: Claim) -> None:
         for offset in (2, 6):
@@ -499,39 +592,6 @@ class LetterContract(ContractParts):
         self.recreate()
         self.store.reset(GROUP, {P0: 10}, reason=REASON)
         assert self.store.reset(GROUP, {P0: 0}, reason=REASON).replayed_letters == 0
-
-
-LISTED: Final[list[tuple[dict[str, Any], list[str]]]] = [
-    ({}, ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1", "payments:1:3"]),
-    ({"cause": "rejected"}, ["payments:1:1"]),
-    ({"topic": "payments", "partition": 1}, ["payments:1:1", "payments:1:3"]),
-    ({"topic": "refunds"}, []),
-    ({"error_class": "ValueError"}, ["payments:1:1"]),
-    ({"sqlstate": ""}, ["payments:1:1"]),
-    ({"sqlstate": "23514", "partition": 1}, ["payments:1:3"]),
-    ({"table": "public.results", "constraint": "positive", "column": "", "partition": 1}, ["payments:1:3"]),
-    ({"constraint": "another"}, []),
-    ({"state": "requested"}, ["payments:0:2"]),
-    ({"state": ["dead", "discarded"], "partition": 0}, ["payments:0:4", "payments:0:6"]),
-]
-NOT_LISTED: Final[list[dict[str, Any]]] = [
-    {"state": "alive"},
-    {"cause": "bad luck"},
-    {"limit": 0},
-    {"after": "x"},
-    {"after": "WzFd"},
-    {"within": 0},
-    {"within": 5, "contents": True},
-    {"partition": 2**31},
-    {"partition": "0"},
-    {"partition": -1},
-    {"topic": "\0"},
-    {"error_class": "\ud800"},
-]
-
-
-class PeopleLetterContract(LetterContract):
-    """With what only people ask, which a store in memory does not have."""
 
     # -- reads
 

@@ -73,7 +73,7 @@ class MarkingContract(ContractParts):
         self, claim: Claim
     ) -> None:
         def states(*chosen: str) -> bool:
-            return [one.state for one in reversed(self.store.letters(GROUP).letters)] == [*chosen]
+            return [one.state for one in self.letters.dead_letters(GROUP)] == [*chosen]
 
         refused = LetterError("RowsRefused", "refused")
         letters = [NewLetter(P0, at, "refused", refused, 1, None, None) for at in (3, 6, 8)]

@@ -173,7 +173,7 @@ class MisuseContract(ContractParts):
             job()
         self.assert_untouched()
         assert NEW not in self.stored()
-        assert self.store.letters(GROUP).letters == ()
+        assert self.letters.dead_letters(GROUP) == []
         assert set(self.store.metadata(GROUP).values()) == {None}
 
     @pytest.mark.behaviour("TX-3")

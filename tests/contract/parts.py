@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import pytest
 
@@ -14,7 +14,7 @@ from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.operations.group_state import GroupState
 from offsetstore.protocol.database import GroupRow, Session
-from offsetstore.protocol.letters import NewLetter
+from offsetstore.protocol.letters import Letter, LetterKey, NewLetter
 from offsetstore.protocol.metadata import KEEP
 from offsetstore.protocol.replay import Decision
 from offsetstore.store.claim import Claim
@@ -38,6 +38,25 @@ Read: TypeAlias = Callable[[], list[int]]
 """Reads the results that are committed, sorted."""
 
 
+class Letters(Protocol):
+    """Dead letters, as a person sees them and decides about them."""
+
+    def dead_letters(self, group: str) -> list[Letter]:
+        """The group's letters, in the order in which they are replayed."""
+        ...
+
+    def decide_letters(
+        self,
+        group: str,
+        state: Literal["requested", "discarded"],
+        keys: Collection[LetterKey] | None = None,
+        *,
+        forced: bool = False,
+    ) -> object:
+        """Have letters replayed, or give them up; by default all for which that is possible."""
+        ...
+
+
 class Stop(Exception):
     """An error of user code."""
 
@@ -45,7 +64,7 @@ class Stop(Exception):
 class ContractParts:
     """What all parts of the contract share: a test has its store, and what belongs to it, as attributes.
 
-    A subclass overrides the fixtures ``store``, ``write`` and ``read``, each by a method with another name.
+    A subclass overrides the fixtures ``store``, ``write``, ``read`` and ``letters``, each by a method of another name.
     """
 
     store: OffsetStore
@@ -56,14 +75,15 @@ class ContractParts:
 
     write: Write
     read: Read
+    letters: Letters
 
     @pytest.fixture(name="broker")
     def make_broker(self) -> StaticBroker:
         return StaticBroker.with_topics({"payments": 3}, end=100)
 
     @pytest.fixture(autouse=True)
-    def furnished(self, store: OffsetStore, broker: StaticBroker, write: Write, read: Read) -> None:
-        self.store, self.broker, self.write, self.read = store, broker, write, read
+    def furnished(self, store: OffsetStore, broker: StaticBroker, write: Write, read: Read, letters: Letters) -> None:
+        self.store, self.broker, self.write, self.read, self.letters = store, broker, write, read, letters
 
     @pytest.fixture
     def claim(self) -> Claim:

@@ -24,10 +24,10 @@ from offsetstore.operations.operation import write_token
 from offsetstore.operations.outbox import DISCARD_REFUSED
 from offsetstore.operations.people import people
 from offsetstore.operations.resets import ShiftBy
+from offsetstore.operations.stored_letters import LetterFilter, decide_letters, prunable, prune_letters
 from offsetstore.operations.wording import in_words
 from offsetstore.protocol.database import NewOffset, Session
-from offsetstore.protocol.letters import FINAL, LetterError, LetterKey, NewLetter, Payload, digest
-from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
+from offsetstore.protocol.letters import FINAL, FailedReplay, LetterError, LetterKey, NewLetter, Payload, digest
 from offsetstore.store.transaction import Transaction
 from tests.contract.parts import GROUP, NEW, P0, P1, WAIT, ContractParts
 
@@ -101,13 +101,13 @@ def settle(one: Session) -> None:
     """Give one letter up."""
     one.share_group(GROUP)
     one.lock_letters(GROUP, [at(2)])
-    one.decide_letters(GROUP, [at(2)], "discarded", actor="bo", reason=REASON)
+    decide_letters(people(one), GROUP, [at(2)], "discarded", actor="bo", reason=REASON)
 
 
 def fail_again(one: Session) -> None:
     """Replay a letter, which fails: it is dead as before."""
     one.lock_letters(GROUP, [at(4)])
-    one.decide_letters(GROUP, [at(4)], "requested", actor="bo", reason=REASON)
+    decide_letters(people(one), GROUP, [at(4)], "requested", actor="bo", reason=REASON)
     assert one.return_letters(GROUP, {at(4): FailedReplay(ERROR)}, actor="job") == 1
 
 
@@ -290,8 +290,8 @@ class PlanContract(ContractParts):
         with ThreadPoolExecutor(1) as pool, self.session() as job:
             job.share_group(GROUP)  # as idle work and a replay hold it, for as long as they take
             with self.session() as other:
-                keys = people(other).lock_prunable(GROUP, FINAL, other.now(), limit=1)
-                assert people(other).prune_letters(GROUP, keys) == 1
+                keys = prunable(people(other), GROUP, FINAL, other.now(), limit=1, lock=True)
+                assert prune_letters(people(other), GROUP, keys) == 1
                 waiting = pool.submit(self.decide, "prune", if_plan=planned.digest)
                 with pytest.raises(TimeoutError):
                     waiting.result(0.3)
@@ -488,7 +488,7 @@ class PlanContract(ContractParts):
         """The reset would write their rows twice."""
         planned = self.reset({P0: 0}, dry_run=True)
         with self.session() as one:
-            one.decide_letters(GROUP, [at(2)], "requested", actor="bo", reason=REASON)
+            decide_letters(people(one), GROUP, [at(2)], "requested", actor="bo", reason=REASON)
             assert one.mark_replayed(GROUP, [at(2)], actor="job") == 1
         with pytest.raises(PlanChanged) as caught:
             self.reset({P0: 0}, if_plan=planned.digest)

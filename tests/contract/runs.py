@@ -154,7 +154,7 @@ class RunContract(ContractParts):
         self.write_run(claims[-1], RunStatus(), *errors)
         other = self.store.claim("other", self.broker, mirror_every=None)
         with self.session() as session:
-            session.trim_runs(GROUP, 3)
+            session.append_errors(GROUP, claims[-1].token, [], keep=3)
 
         assert [run.token for run in self.store.runs(GROUP)] == [one.token for one in claims[1:]]
         assert [run.token for run in self.store.runs("other")] == [other.token]

@@ -1,8 +1,9 @@
 """What every store must do: `TestPostgresOffsetStore` runs all of it, `TestInMemoryOffsetStore` a job's side.
 
-A subclass has four fixtures: ``store``, an `OffsetStore` on empty tables; ``write(tx, numbers)``, which adds results
-in the transaction; ``read()``, the numbers that are committed, sorted; and ``outbox()``, the records that are. Results
-have no unique key, so that nothing hides a duplicate.
+A subclass has five fixtures: ``store``, an `OffsetStore` on empty tables; ``write(tx, numbers)``, which adds results
+in the transaction; ``read()``, the numbers that are committed, sorted; ``outbox()``, the records that are; and
+``letters``, which reads dead letters and decides about them. Results have no unique key, so that nothing hides a
+duplicate.
 """
 
 from __future__ import annotations

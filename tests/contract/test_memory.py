@@ -7,7 +7,7 @@ import pytest
 from offsetstore import Transaction
 from offsetstore.testing import InMemoryOffsetStore
 from tests.contract.outbox import ReadOutbox
-from tests.contract.parts import Read, Write
+from tests.contract.parts import Letters, Read, Write
 from tests.contract.suite import JobContract
 
 
@@ -27,6 +27,10 @@ class TestInMemoryOffsetStore(JobContract):
     @pytest.fixture(name="read")
     def make_read(self, store: InMemoryOffsetStore) -> Read:
         return lambda: sorted(row for row in store.rows("results") if isinstance(row, int))
+
+    @pytest.fixture(name="letters")
+    def make_letters(self, store: InMemoryOffsetStore) -> Letters:
+        return store
 
     @pytest.fixture
     def outbox(self, store: InMemoryOffsetStore) -> ReadOutbox:  # pyright: ignore[reportIncompatibleMethodOverride] - a fixture

@@ -1,17 +1,43 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 from sqlalchemy import Engine, text
 
-from offsetstore import OffsetStore, Transaction
+from offsetstore import Letter, LetterFilter, LetterKey, OffsetStore, Transaction
 from offsetstore.postgres.letters import read_headers
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.outbox import OutboxRecord
 from tests.contract.outbox import ReadOutbox
-from tests.contract.parts import Read, Write
+from tests.contract.parts import Letters, Read, Write
 from tests.contract.suite import OffsetStoreContract
+
+
+@dataclass
+class StoredLetters:
+    """The dead letters of a store in PostgreSQL."""
+
+    store: OffsetStore
+
+    def dead_letters(self, group: str) -> list[Letter]:
+        return sorted(self.store.letters(group, contents=True).letters, key=lambda letter: letter.key)
+
+    def decide_letters(
+        self,
+        group: str,
+        state: Literal["requested", "discarded"],
+        keys: Collection[LetterKey] | None = None,
+        *,
+        forced: bool = False,
+    ) -> None:
+        which = LetterFilter() if keys is None else keys
+        if state == "requested":
+            self.store.request_replay(group, which, reason="ticket 17", forced=forced)
+        else:
+            self.store.discard(group, which, reason="ticket 17")
 
 
 class OnPostgres:
@@ -45,6 +71,10 @@ class OnPostgres:
                 return list(connection.scalars(text("SELECT number FROM results ORDER BY number")))
 
         return read
+
+    @pytest.fixture(name="letters")
+    def make_letters(self, store: OffsetStore) -> Letters:
+        return StoredLetters(store)
 
     @pytest.fixture
     def outbox(self, engine: Engine) -> ReadOutbox:

@@ -14,9 +14,9 @@ from offsetstore.operations.operation import Operation, Plan
 from offsetstore.operations.outbox import DiscardRefused, RetryRefused, SetAside
 from offsetstore.operations.pauses import PauseGroup, ResumeGroup
 from offsetstore.operations.resets import ResetOffsets, ResetTarget, ShiftBy
-from offsetstore.protocol.letters import Cause, LetterKey
+from offsetstore.operations.stored_letters import LetterFilter
+from offsetstore.protocol.letters import CAUSES, Cause, LetterKey
 from offsetstore.protocol.ports import BrokerOffsets
-from offsetstore.protocol.stored_letters import CAUSES, LetterFilter
 from offsetstore.text import parse_duration, parse_time
 
 Decision: TypeAlias = Operation[Any]

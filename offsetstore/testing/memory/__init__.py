@@ -2,7 +2,11 @@
 
 It passes a job's part of the contract suite that PostgreSQL's passes: the protocol above it is the same code, the
 locks, the fence and the transactions are real, among the threads of one process. It has no SQL: ``tx.connection`` takes
-rows as they are, and ``store.rows`` returns those that were committed. What only people ask is a `ConfigurationError`.
+rows as they are, and ``store.rows`` returns those that were committed.
+
+It has no operator's reads (runs, errors, lag, lists of dead letters and groups), and no decisions about letters or
+names: these are a `ConfigurationError`. To test a job that replays its letters, there are ``store.dead_letters`` and
+``store.decide_letters``.
 """
 
 # ruff: noqa: D102 - the Protocol that they implement says what the methods do
@@ -14,15 +18,18 @@ from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime
+from typing import Literal
 from uuid import UUID, uuid4
 
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.database import Session
+from offsetstore.protocol.letters import Letter, LetterKey
 from offsetstore.protocol.observers import Observer
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.store_facts import StoreIdentity
+from offsetstore.store.sessions import transaction
 from offsetstore.testing.memory.rows import Shared, Tables
 from offsetstore.testing.memory.session import OUTBOX, PARTITIONS, STORE, MemorySession
 
@@ -140,3 +147,23 @@ class InMemoryOffsetStore(OffsetStore):
     def outbox(self) -> list[OutboxRecord]:
         """What is committed of the outbox, in the order of the commits. In memory no relay takes it away."""
         return self.memory.outbox()
+
+    def dead_letters(self, group: str) -> list[Letter]:
+        """The group's dead letters that are committed, with their contents, in the order in which they are replayed."""
+        return self.memory.begin(name="offsetstore:rows").dead_letters(group)
+
+    def decide_letters(
+        self,
+        group: str,
+        state: Literal["requested", "discarded"],
+        keys: Collection[LetterKey] | None = None,
+        *,
+        forced: bool = False,
+    ) -> None:
+        """Decide about dead letters that are open, as `request_replay` and `discard` do where there is a database.
+
+        :param keys: by default all of the group that may be decided about like that.
+        """
+        with transaction(self.memory, name="offsetstore:admin") as session:
+            assert isinstance(session, MemorySession)
+            session.decide_letters(group, keys, state, forced=forced)

@@ -1,30 +1,28 @@
-"""Dead letters and failed attempts in memory: the part of a `MemorySession` that implements the sessions of letters."""
+"""Dead letters and failed attempts in memory: the part of a `MemorySession` that implements `LetterSession`."""
 
-# ruff: noqa: D102 - the Protocols say what the methods do
+# ruff: noqa: D102 - the Protocol says what the methods do
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
-from offsetstore.operations.people import job_side_only
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import (
     OPEN,
-    PAYLOADS,
+    STATES,
+    ChosenLetter,
     Failed,
+    FailedReplay,
     Letter,
     LetterError,
     LetterKey,
     NewLetter,
-    PayloadState,
     State,
     writable,
 )
-from offsetstore.protocol.stored_letters import STATES, ChosenLetter, FailedReplay, LetterCursor, LetterFilter
 from offsetstore.testing.memory.rows import MemoryTransaction
 
 LETTERS = "dead_letters"
@@ -70,50 +68,43 @@ class LetterMemory(MemoryTransaction):
                 self.put(LETTERS, (group, *key), letter)
         return len(letters)
 
-    def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
-        rows = self.rows(group)
-        return _highest(
-            one
-            for one in self._letters(group, OPEN)
-            if _is_current(one, rows) and one.offset >= rows[one.topic_partition].next_offset
-        )
+    def open_letters(self, group: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        with self.statement():
+            rows, found = self.rows(group), self._letters(group, OPEN)
+            ahead = (
+                one for one in found if _is_current(one, rows) and one.offset >= rows[one.topic_partition].next_offset
+            )
+            return _highest(ahead), _highest(one for one in found if one.is_in_sequence)
 
-    def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
-        return _highest(one for one in self._letters(group, OPEN) if one.is_in_sequence)
-
-    def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
+    def pass_letters(
+        self,
+        group: str,
+        again: Mapping[TopicPartition, OffsetRange],
+        below: Mapping[TopicPartition, OffsetRange],
+        *,
+        actor: str,
+        gone: Collection[tuple[TopicPartition, int]] = (),
+    ) -> None:
         def is_passed(letter: Letter) -> bool:
-            range_ = ranges.get(letter.topic_partition)
+            range_ = below.get(letter.topic_partition)
             return range_ is not None and letter.offset < range_.until and letter.is_in_sequence
 
         def overtaken(letter: Letter) -> Letter | None:
             return replace(letter, sequence=(letter.sequence or b"") + b"\0") if letter.is_in_sequence else None
 
-        return self._change(group, filter(is_passed, self._letters(group, OPEN)), OPEN, overtaken)
-
-    def lock_passed_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         with self.statement():
-            for letter in self._letters(group, OPEN):
-                range_ = ranges.get(letter.topic_partition)
-                if range_ and letter.offset < range_.until and (letter.offset >= range_.from_ or letter.is_in_sequence):
-                    self.lock(LETTERS, group, *letter.key)
+            read = [one for one in self._within(group, OPEN, again) if one.key[:2] not in gone]
+            passed = list(filter(is_passed, self._letters(group, OPEN)))
+            for key in sorted({one.key for one in (*read, *passed)}):
+                self.lock(LETTERS, group, *key)
+            reason = "the job has read the record again"
+            self._change(group, read, OPEN, state="superseded", actor=actor, reason=reason)
+            self._change(group, passed, OPEN, overtaken)
 
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:
         return {one.key[:2]: one.sequence for one in self._within(group, OPEN, ranges)}
-
-    def supersede(
-        self,
-        group: str,
-        ranges: Mapping[TopicPartition, OffsetRange],
-        *,
-        actor: str,
-        gone: Collection[tuple[TopicPartition, int]] = (),
-    ) -> int:
-        passed = [one for one in self._within(group, OPEN, ranges) if one.key[:2] not in gone]
-        reason = "the job has read the record again"
-        return self._change(group, passed, OPEN, state="superseded", actor=actor, reason=reason)
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
         with self.statement():
@@ -147,73 +138,20 @@ class LetterMemory(MemoryTransaction):
             if row is None or not is_same or row.next_offset != new.next_offset:
                 self.put(FAILURES, (group, tp, offset), None)
 
-    # -- letters that are stored
+    # -- for tests, what a person would see and decide
 
-    def letters(
-        self,
-        group: str,
-        which: LetterFilter,
-        *,
-        after: LetterCursor | None,
-        limit: int,
-        max_bytes: int | None,
-        within: int | None = None,
-    ) -> tuple[list[Letter], LetterCursor | None]:
-        if after is not None or within is not None:  # only people read a list page by page
-            raise job_side_only()
-        found = sorted(filter(which.has, self._letters(group)), key=LetterCursor.of, reverse=True)
-        if max_bytes is None:
-            page = [_without_contents(one) for one in found[:limit]]
-        else:
-            page = _page(found, limit, max_bytes)
-        return page, LetterCursor.of(page[-1]) if len(page) < len(found) else None
+    def dead_letters(self, group: str) -> list[Letter]:
+        """See `InMemoryOffsetStore`."""
+        return self._letters(group)
 
-    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
-        found = self._named(group, key)
-        return found if contents or found is None else _without_contents(found)
+    def decide_letters(self, group: str, keys: Collection[LetterKey] | None, state: State, *, forced: bool) -> None:
+        """See `InMemoryOffsetStore`."""
+        chosen = self._letters(group, OPEN) if keys is None else self._known(group, keys)
+        if keys is None and state == "requested":
+            chosen = [one for one in chosen if one.state == "dead" and one.payload is not None]
+        self._change(group, chosen, OPEN, state=state, forced=forced, actor="a test", reason="decided by a test")
 
-    def count_letters(
-        self, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
-    ) -> dict[State, int]:
-        found: dict[State, int] = dict(Counter(one.state for one in self._letters(group, states)))
-        return found if up_to is None else {state: min(number, up_to) for state, number in found.items()}
-
-    def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
-        return len(self._within(group, ("replayed",), ranges))
-
-    def choose_letters(
-        self,
-        group: str,
-        which: LetterFilter | Collection[LetterKey],
-        *,
-        limit: int,
-        payloads: Collection[PayloadState] = PAYLOADS,
-        lock: bool = False,
-        overtaken: bool = False,
-    ) -> dict[LetterKey, ChosenLetter]:
-        def choose() -> dict[LetterKey, Letter]:
-            if isinstance(which, LetterFilter):
-                found = [letter for letter in self._letters(group) if which.has(letter)]
-            else:
-                found = self._known(group, which)
-            return {letter.key: letter for letter in found if letter.payload_state in payloads}
-
-        with self.statement():
-            keys = sorted(choose())[:limit]
-            for key in keys if lock else ():
-                self.lock(LETTERS, group, *key)
-            # As it is now: another transaction may have changed it while we waited.
-            now = choose()
-            found = {key: ChosenLetter.of(now[key]) for key in keys if key in now}
-            return found if overtaken else {key: one._replace(is_overtaken=False) for key, one in found.items()}
-
-    def count_without_payload(self, group: str, which: LetterFilter) -> int:
-        return sum(one.payload_state != "kept" for one in self._letters(group) if which.has(one))
-
-    def decide_letters(
-        self, group: str, keys: Collection[LetterKey], state: State, *, actor: str, reason: str, forced: bool = False
-    ) -> None:
-        self._change(group, self._known(group, keys), STATES, state=state, forced=forced, actor=actor, reason=reason)
+    # -- letters that are replayed
 
     def has_requested(self, group: str) -> bool:
         return bool(self._letters(group, ("requested",)))
@@ -241,7 +179,13 @@ class LetterMemory(MemoryTransaction):
         return _page(found, limit, max_bytes)
 
     def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
-        return self.choose_letters(group, keys, limit=len(keys), lock=True, overtaken=True)
+        with self.statement():
+            found = sorted(one.key for one in self._known(group, keys))
+            for key in found:
+                self.lock(LETTERS, group, *key)
+            # As they are now: another transaction may have changed them while we waited.
+            now = {key: self.get(LETTERS, group, *key) for key in found}
+            return {key: ChosenLetter.of(letter) for key, letter in now.items() if letter is not None}
 
     def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
         return self._change(group, self._known(group, keys), ("requested",), state="replayed", actor=actor)
@@ -321,10 +265,6 @@ def _storable(error: LetterError) -> LetterError:
     """The error as a database holds it."""
     traceback = None if error.traceback is None else writable(error.traceback)
     return replace(error, text=writable(error.text), traceback=traceback)
-
-
-def _without_contents(letter: Letter) -> Letter:
-    return replace(letter, error=replace(letter.error, text="", traceback=None), sequence=None, payload=None)
 
 
 def _highest(letters: Iterable[Letter]) -> dict[TopicPartition, int]:

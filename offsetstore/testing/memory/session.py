@@ -15,16 +15,14 @@ from offsetstore.protocol.database import (
     Advance,
     GroupRow,
     HistoryEvent,
-    ListedGroup,
     LockedRow,
     MetadataRow,
     NewOffset,
 )
 from offsetstore.protocol.fleet import FleetMember
-from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.outbox import OutboxRecord
-from offsetstore.protocol.runs import LIVE, Ending, JobError, NewRun, RunStatus
+from offsetstore.protocol.runs import KEPT, LIVE, Ending, JobError, NewRun, RunStatus
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.letters import LetterMemory
 
@@ -108,29 +106,18 @@ class MemorySession(LetterMemory):
     def names_of_groups(self) -> list[str]:
         return [name for (name,) in sorted(self.table(GROUPS)) if self.rows(name)]
 
-    def groups(self) -> list[ListedGroup]:
-        found: list[ListedGroup] = []
-        for (name,) in sorted(self.table(GROUPS)):
-            if (owner := self.group(name)) is not None:
-                rows = self.rows(name)
-                changed = [row.updated_at for row in rows.values() if row.updated_at is not None]
-                since = self._clock() - max(changed) if changed else None
-                topics = tuple(sorted({tp.topic for tp in rows}))
-                letters = sum(self.count_letters(name, OPEN).values())
-                found.append(ListedGroup(name, owner, len(rows), topics, since, letters))
-        return found
-
-    def write_group(self, group: str, token: Token, owner: str) -> None:
+    def write_group(self, group: str, token: Token, owner: str, *, fleet: str | None = None) -> None:
         with self.statement():
             before = self._group(group)
             if before is not None:
                 self._write_beat(before.token.claim_id, None)
             pause, last = (None, None) if before is None else (before.pause, before.last_fleet)
-            self.put(GROUPS, (group,), Group(token, owner, self._clock(), pause, last_fleet=last))
+            self.put(GROUPS, (group,), Group(token, owner, self._clock(), pause, fleet, fleet or last))
             for tp in self.rows(group):
                 self.lock(PARTITIONS, group, tp)
                 self._set(group, tp, token=token)
-            self._write_beat(token.claim_id, self._clock())
+            if fleet is None:
+                self._write_beat(token.claim_id, self._clock())
 
     def write_pause(self, group: str, pause: Pause | None) -> None:
         self.put(GROUPS, (group,), replace(self.get(GROUPS, group), pause=pause))
@@ -339,11 +326,6 @@ class MemorySession(LetterMemory):
         ]
         return lines if limit is None else lines[-limit:]
 
-    def replaced_since(self, group: str, epoch: int) -> bool:
-        return any(
-            line.token.epoch > epoch for line in self.history(group, events=("rename", "delete", "delete-topic"))
-        )
-
     def deleted_epochs(self, group: str) -> dict[str | None, int]:
         lines = self.history(group, events=["delete", "delete-topic"])  # in order of their epochs
         return {line.topic_partition and line.topic_partition.topic: line.token.epoch for line in lines}
@@ -370,9 +352,6 @@ class MemorySession(LetterMemory):
 
     # -- fleets
 
-    def write_fleet(self, group: str, fleet: str) -> None:
-        self.put(GROUPS, (group,), replace(self.get(GROUPS, group), fleet=fleet, last_fleet=fleet))
-
     def take_partitions(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         with self.statement():
             for tp in sorted(self.rows(group).keys() & set(partitions)):
@@ -381,11 +360,20 @@ class MemorySession(LetterMemory):
 
     def add_member(self, group: str, fleet: Token, member_id: UUID, owner: str) -> None:
         with self.statement():
+            self._trim_members(group, fleet.claim_id)
             self.lock(_MEMBERS, group, member_id)
             now = self._clock()
             before: Member | None = self.get(_MEMBERS, group, member_id)
             joined_at = now if before is None else before.joined_at
             self.put(_MEMBERS, (group, member_id), Member(fleet.claim_id, owner, joined_at, now))
+
+    def _trim_members(self, group: str, fleet_id: UUID) -> None:
+        old = self._clock() - timedelta(days=1)
+        for name, member_id in sorted(self.table(_MEMBERS)):
+            row: Member = self.get(_MEMBERS, name, member_id)
+            is_old = name == group and (row.fleet_id != fleet_id or row.beat_at < old)
+            if is_old and self.is_free(_MEMBERS, group, member_id):
+                self.drop_member(group, member_id)
 
     def beat_member(self, group: str, fleet: Token, member_id: UUID) -> bool:
         with self.statement():
@@ -401,15 +389,6 @@ class MemorySession(LetterMemory):
         with self.statement():
             self.lock(_MEMBERS, group, member_id)
             self.put(_MEMBERS, (group, member_id), None)
-
-    def trim_members(self, group: str, fleet_id: UUID) -> None:
-        with self.statement():
-            old = self._clock() - timedelta(days=1)
-            for name, member_id in sorted(self.table(_MEMBERS)):
-                row: Member = self.get(_MEMBERS, name, member_id)
-                is_old = name == group and (row.fleet_id != fleet_id or row.beat_at < old)
-                if is_old and self.is_free(_MEMBERS, group, member_id):
-                    self.drop_member(group, member_id)
 
     def members(self, group: str) -> list[FleetMember]:
         with self.statement():
@@ -450,8 +429,5 @@ class MemorySession(LetterMemory):
         if self.get(_ENDINGS, token.claim_id) is not None:
             self.put(_ENDINGS, (token.claim_id,), (ending,))
 
-    def append_errors(self, group: str, token: Token, errors: Sequence[JobError]) -> None:
+    def append_errors(self, group: str, token: Token, errors: Sequence[JobError], *, keep: int = KEPT) -> None:
         """Nobody reads them."""
-
-    def trim_runs(self, group: str, keep: int) -> None:
-        """There is nothing to trim."""

@@ -69,9 +69,9 @@ class _SteppedSession:
         if step is None:
             return method
 
-        def stepped(*args: Any) -> Any:
+        def stepped(*args: Any, **named: Any) -> Any:
             self._actor.pause(self._prefix + step)
-            result = method(*args)
+            result = method(*args, **named)
             if step == "lock":
                 # The rows are locked and read; the store has not yet looked at what they say.
                 self._actor.pause(f"{self._prefix}compare")

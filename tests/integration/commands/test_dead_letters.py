@@ -12,9 +12,8 @@ from offsetstore import Claim, LetterError, LetterKey, OffsetRange, OffsetStore,
 from offsetstore.cli.commands import cli
 from offsetstore.errors import StoreUnavailable
 from offsetstore.operations.group_checks import check_group
-from offsetstore.protocol.letters import NewLetter, Payload, digest
+from offsetstore.protocol.letters import FailedReplay, NewLetter, Payload, digest
 from offsetstore.protocol.runs import RunStatus
-from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from tests.integration.commands.conftest import Run

@@ -16,9 +16,9 @@ from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import history
 from offsetstore.operations.letters import MOST
 from offsetstore.operations.samples import RINGS
+from offsetstore.operations.stored_letters import LOCK_FITTING
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.schema import quoted
-from offsetstore.postgres.stored_letters import LOCK_FITTING
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.dashboard.conftest import GROUP

@@ -12,9 +12,10 @@ import psycopg
 import pytest
 
 from offsetstore import Claim, LetterError, LetterFilter, LetterKey, OffsetRange, OffsetStore, errors
-from offsetstore.postgres import stored_letters as sql
+from offsetstore.operations import stored_letters as sql
+from offsetstore.operations.stored_letters import LetterCursor
+from offsetstore.postgres.letters import REQUESTED_LETTERS
 from offsetstore.protocol.letters import NewLetter, Payload, digest
-from offsetstore.protocol.stored_letters import LetterCursor
 from offsetstore.store.sessions import read, transaction
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, write
@@ -159,7 +160,7 @@ def test_values_are_neither_read_for_a_list_nor_to_measure_them(store: OffsetSto
     store.request_replay(GROUP, LetterFilter(), reason="ticket 17")
     query("ANALYZE dead_letters")
 
-    asked = {sql.LIST_LETTERS: page(), sql.REQUESTED_LETTERS: requested(limit=100, max_bytes=1)}
+    asked = {sql.LIST_LETTERS: page(), REQUESTED_LETTERS: requested(limit=100, max_bytes=1)}
     for statement, values in asked.items():
         top, *_ = executed_plan(store, statement, values)
         assert top["Shared Hit Blocks"] + top["Shared Read Blocks"] < 64, "a value is in 130 blocks"
@@ -260,7 +261,7 @@ def test_a_page_and_the_next_requested_letters_are_read_by_an_index_however_many
             assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= most
             assert all(node["Actual Rows"] <= most for node in plan if "Sort" in node["Node Type"])
 
-    plan = executed_plan(store, sql.REQUESTED_LETTERS, requested(limit=1000, max_bytes=1 << 26))
+    plan = executed_plan(store, REQUESTED_LETTERS, requested(limit=1000, max_bytes=1 << 26))
     assert "dead_letters_requested_idx" in {node.get("Index Name") for node in plan}
     assert plan[0]["Actual Rows"] == 1000
     assert plan[0]["Actual Total Time"] < 1_000  # milliseconds

@@ -20,7 +20,6 @@ from offsetstore import (
     DeadLetters,
     Flush,
     Handler,
-    LetterFilter,
     Record,
     Retries,
     StartingOffsets,
@@ -515,7 +514,7 @@ def test_letters_that_are_suspect_are_replayed_one_by_one_and_told_with_the_comm
         told = len(watching.told)
         bad.clear()
         called.clear()
-        store.request_replay(GROUP, LetterFilter(), reason="mended")
+        store.decide_letters(GROUP, "requested")
         wait_until(lambda: done.done() or len(values.written) == 6)
     handled = dict.fromkeys((str(ranges), skip) for ranges, skip in watching.told[told:] if ranges)
     give_up = ' --reason "…" --execute'

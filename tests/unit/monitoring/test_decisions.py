@@ -14,8 +14,8 @@ from offsetstore.operations.letters import DiscardLetters, ReplayLetters
 from offsetstore.operations.outbox import DiscardRefused, RetryRefused, SetAside
 from offsetstore.operations.pauses import PauseGroup, ResumeGroup
 from offsetstore.operations.resets import ResetOffsets, ShiftBy
+from offsetstore.operations.stored_letters import LetterFilter
 from offsetstore.protocol.letters import LetterKey
-from offsetstore.protocol.stored_letters import LetterFilter
 from offsetstore.testing import StaticBroker
 
 pytestmark = pytest.mark.behaviour("DASH-3")

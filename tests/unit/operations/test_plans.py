@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from offsetstore import LetterFilter, OffsetRange, TopicPartition
+from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import ConfigurationError, PlanChanged
 from offsetstore.operations.operation import digest_of
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
@@ -37,11 +37,12 @@ def test_the_error_takes_the_new_plan_along() -> None:
     with InMemoryOffsetStore() as store:
         store.claim("billing", topics=["payments"])
         with pytest.raises(PlanChanged) as caught:
-            store.discard("billing", LetterFilter(), reason="ticket 17", if_plan="0" * 16)
-        planned = store.discard("billing", LetterFilter(), reason="ticket 17", dry_run=True)
+            store.resume("billing", reason="ticket 17", if_plan="0" * 16)
+        planned = store.resume("billing", reason="ticket 17", dry_run=True)
         assert not store.offsets("billing").keys() & {TopicPartition("payments", 0)}
     error = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
-    assert (error.plan, error.args, error.expected) == (planned, caught.value.args, "0" * 16)
+    assert (error.plan, error.args, error.expected) == (caught.value.plan, caught.value.args, "0" * 16)
+    assert error.plan.digest == planned.digest
 
 
 @pytest.mark.parametrize("named", [{"payments": [-1]}, {"payments": [2**31]}, {"": [0]}])

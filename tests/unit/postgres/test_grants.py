@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from offsetstore import relay
-from offsetstore.operations import home, names, people, relay_record, samples
-from offsetstore.postgres import letters, outbox, runs, statements, stored_letters
+from offsetstore.operations import home, names, people, relay_record, samples, stored_letters
+from offsetstore.postgres import letters, outbox, runs, statements
 from offsetstore.postgres.grants import grant_dashboard, grant_relay, grant_runtime, grant_target, privileges
 from offsetstore.postgres.schema import metadata
 

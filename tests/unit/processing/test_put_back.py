@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from offsetstore import Claim, DeadLetters, LetterFilter, OffsetRange, Retries, TopicPartition, Work
+from offsetstore import Claim, DeadLetters, OffsetRange, Retries, TopicPartition, Work
 from offsetstore.errors import (
     ColumnMismatch,
     CommitUnknown,
@@ -196,8 +196,7 @@ def give_up(
 
 
 def request(store: InMemoryOffsetStore, *offsets: int, forced: bool = False) -> None:
-    which = [LetterKey(P0, offset) for offset in offsets] or LetterFilter()
-    store.request_replay(GROUP, which, reason="mended", forced=forced)
+    store.decide_letters(GROUP, "requested", [LetterKey(P0, offset) for offset in offsets] or None, forced=forced)
 
 
 def requested(store: InMemoryOffsetStore, claim: Claim, values: Mapping[int, str], **options: Any) -> None:
@@ -212,14 +211,14 @@ def run(claim: Claim, job: Job, settings: DeadLetters | None = None, **options: 
 
 def fates(store: InMemoryOffsetStore) -> list[str]:
     """Of the letters, in their order: the states, or of dead ones the errors."""
-    listed = sorted(store.letters(GROUP, contents=True).letters, key=lambda letter: letter.key)
+    listed = store.dead_letters(GROUP)
     errors = [letter.error.sqlstate or letter.error.error_class for letter in listed]
     return [error if letter.state == "dead" else letter.state for letter, error in zip(listed, errors, strict=True)]
 
 
 def states(store: InMemoryOffsetStore) -> list[str]:
     """The letters' states, in their order."""
-    return [letter.state for letter in sorted(store.letters(GROUP).letters, key=lambda letter: letter.key)]
+    return [letter.state for letter in store.dead_letters(GROUP)]
 
 
 # -- what is written and marked
@@ -246,7 +245,7 @@ def test_requested_letters_are_written_in_order_and_marked_once(
     give_up(claim, {7: "c"}, tp=P1)
     give_up(claim, {20: "b", 3: "a", 30: "not asked for"})
     request(store, 3, 20)
-    store.request_replay(GROUP, LetterFilter(partition=1), reason="mended")
+    store.decide_letters(GROUP, "requested", [LetterKey(P1, 7)])
 
     assert run(claim, Job()) == 3
     assert run(claim, Job()) == 0
@@ -316,7 +315,7 @@ def test_a_requested_letter_is_replayed_or_dead_again_with_its_own_error(
     assert run(claim, job()) == replayed
     good = [value for value, fate in zip(values, expected, strict=True) if fate == REPLAYED and value != "nothing"]
     assert (store.rows("results"), fates(store)) == (good, expected)
-    assert {one.attempts for one in store.letters(GROUP).letters if one.state == "dead"} <= {2}
+    assert {one.attempts for one in store.dead_letters(GROUP) if one.state == "dead"} <= {2}
     told = LettersReplayed(
         group=GROUP, replayed=replayed, failed=len(expected) - replayed, without_rows=values.count("nothing")
     )
@@ -329,7 +328,7 @@ def test_a_letter_that_a_function_names_is_dead_again_with_its_code(store: InMem
     named = RecordsRejected("named", reasons={(P0, 2): "no such customer"}, codes={(P0, 2): "no-customer"})
 
     assert run(claim, Job(lambda rows: named if "odd" in rows else None)) == 1
-    letter = store.letter(GROUP, P0, 2)
+    [_, letter] = store.dead_letters(GROUP)
     assert (letter.state, letter.cause, letter.error) == (
         "dead",
         "rejected",
@@ -351,7 +350,7 @@ def test_many_letters_that_are_all_refused_again_have_each_its_own_error(
     job = Job(refuses)
     assert run(claim, job) == 1
     assert store.rows("results") == ["77"]
-    found = {letter.offset: letter.error.constraint for letter in store.letters(GROUP).letters}
+    found = {letter.offset: letter.error.constraint for letter in store.dead_letters(GROUP)}
     assert found == {offset: None if offset == 77 else f"rule_{offset}" for offset in range(80)}
     assert len(job.computed) == 1
 
@@ -361,9 +360,9 @@ def test_if_no_letter_can_be_computed_it_takes_few_jobs_to_say_so(store: InMemor
     requested(store, claim, dict.fromkeys(range(200), "raise"), until=200)
     job = Job()
     assert run(claim, job) == 0
-    assert store.letter_counts(GROUP) == {"dead": 200}
+    assert states(store) == ["dead"] * 200
     assert len(job.computed) == 1
-    texts = {store.letter(GROUP, P0, offset).error.text for offset in range(200)}
+    texts = {letter.error.text for letter in store.dead_letters(GROUP)}
     assert texts == {"200 letters were computed together, and failed. The first error was ValueError"}
 
 
@@ -374,9 +373,7 @@ def test_a_requested_letter_whose_record_is_gone_is_dead_again_and_not_replayed(
     """By hand: a decision asks for its record."""
     give_up(claim, {1: "a"}, payload=None)
     give_up(claim, {100: "b"}, until=101)
-    session = store.database.begin(name="by hand")
-    session.decide_letters(GROUP, [LetterKey(P0, 1, ""), LetterKey(P0, 100, "")], "requested", actor="me", reason="")
-    session.commit()
+    request(store, 1, 100)
 
     assert run(claim, Job()) == 1
     assert fates(store) == ["PayloadMissing", "replayed"]
@@ -414,7 +411,7 @@ def test_a_letter_that_gets_its_topic_s_id_is_replayed_once(store: InMemoryOffse
 @pytest.mark.behaviour("DLQ-7")
 def test_a_letter_that_is_discarded_after_it_was_read_is_not_written(store: InMemoryOffsetStore, claim: Claim) -> None:
     requested(store, claim, {1: "given up", 2: "a"})
-    job = Job(meanwhile=[lambda: store.discard(GROUP, LetterKey(P0, 1), reason="no longer")])
+    job = Job(meanwhile=[lambda: store.decide_letters(GROUP, "discarded", [LetterKey(P0, 1)])])
 
     assert run(claim, job) == 0
     assert store.rows("results") == []
@@ -467,7 +464,7 @@ def test_letters_that_are_given_back_by_a_commit_without_an_answer_are_counted(
     requested(store, claim, {1: "raise"})
     losing.next(happens=True)
     assert run(claim, Job()) == 0
-    assert [letter.attempts for letter in store.letters(GROUP).letters] == [2]
+    assert [letter.attempts for letter in store.dead_letters(GROUP)] == [2]
     assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=0, failed=1)]
 
 
@@ -540,7 +537,7 @@ def test_letters_of_a_key_stay_in_order_where_some_do_not_know_their_topic_s_id(
     give_up(known, {110: "k110"}, key=b"k", until=111)
     session: Any = store.database.begin(name="by hand")
     for offset in (1, 110):  # as they are if both kinds were written
-        letter = session.letter(GROUP, LetterKey(P0, offset, "payments-id"), contents=True)
+        letter = session.get("dead_letters", GROUP, P0, offset, "payments-id")
         session.put("dead_letters", (GROUP, P0, offset, "payments-id"), None)
         session.put("dead_letters", (GROUP, P0, offset, ""), replace(letter, topic_id=""))
     session.commit()
@@ -580,7 +577,7 @@ def test_a_sequence_protects_no_newer_row_once_a_run_without_sequences_has_gone_
     """That run may have written later records of the key: which ones, nothing tells."""
     give_up(claim, {1: "old", 2: "newer"}, key=b"k")
     store.claim(GROUP, topics=["payments"])  # one that writes nothing
-    assert [one.is_in_sequence for one in store.letters(GROUP, contents=True).letters] == [True, True]
+    assert [one.is_in_sequence for one in store.dead_letters(GROUP)] == [True, True]
     without = store.claim(GROUP, topics=["payments"])
     give_up(without, {}, until=101)
     again = store.claim(GROUP, topics=["payments"])
@@ -654,7 +651,7 @@ def test_a_letter_that_is_requested_again_and_again_is_tried_once_a_time(
 
     def and_again(session: MemorySession, group: str, failed: Any, *, actor: str) -> int:
         count = returns(session, group, failed, actor=actor)
-        session.decide_letters(group, [*failed], "requested", actor="a program", reason="always")
+        session.decide_letters(group, [*failed], "requested", forced=False)
         return count
 
     monkeypatch.setattr(MemorySession, "return_letters", and_again)

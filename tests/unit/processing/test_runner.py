@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from offsetstore import Claim, DeadLetters, Flush, LetterFilter, OffsetRange, Tick, Work
+from offsetstore import Claim, DeadLetters, Flush, OffsetRange, Tick, Work
 from offsetstore.errors import (
     ClaimInUse,
     ConfigurationError,
@@ -118,7 +118,7 @@ def test_whatever_is_computed_of_a_job_is_computed_while_its_source_knows(store:
         return writer, MemorySource(claim, writer, Settings(**settings), LOG, while_working)
 
     def request(group: str) -> None:
-        store.request_replay(group, LetterFilter(), reason="mended")
+        store.decide_letters(group, "requested")
 
     writer, source = made("letters", dead_letters=DeadLetters(max_retries=0), tick=Tick(ticks, every=0.05))
     writer.what, writer.refused = "batch", {1, 4}

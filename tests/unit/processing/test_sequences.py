@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from offsetstore import Claim, DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition, Transaction
+from offsetstore import Claim, DeadLetters, LetterKey, OffsetRange, TopicPartition, Transaction
 from offsetstore.errors import CommitUnknown, RowsRefused
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata
@@ -65,7 +65,7 @@ class Job:
 
 
 def letters(store: InMemoryOffsetStore) -> dict[int, str]:
-    return {letter.offset: letter.cause for letter in reversed(store.letters(GROUP).letters)}
+    return {letter.offset: letter.cause for letter in store.dead_letters(GROUP)}
 
 
 @pytest.mark.behaviour("DLQ-11")
@@ -92,10 +92,10 @@ def test_they_wait_in_later_batches_and_after_a_restart_too(store: InMemoryOffse
 def test_they_wait_until_the_last_letter_of_the_key_is_settled(store: InMemoryOffsetStore, claim: Claim) -> None:
     job = Job(claim, "k 0")
     job.write(0, 3)
-    store.discard(GROUP, LetterKey(P0, 0), reason="no good")
+    store.decide_letters(GROUP, "discarded", [LetterKey(P0, 0)])
     job.write(3, 5)
     assert letters(store) == {0: "rejected", 2: "sequence", 4: "sequence"}, "2 is the head now"
-    store.discard(GROUP, LetterFilter(), reason="no good")
+    store.decide_letters(GROUP, "discarded")
     job.write(5, 8)
     assert store.rows("results") == ["j 1", "- 3", "j 5", "k 7"]
 
@@ -108,7 +108,7 @@ def test_a_reset_before_the_dead_record_opens_its_key_again(store: InMemoryOffse
     assert again.is_careful(), "for the letters of records that Kafka may have lost"
     again.write(1, 8)
     assert store.rows("results")[-5:] == ["k 2", "- 3", "k 4", "j 5", "k 7"]
-    assert store.letter_counts(GROUP) == {"superseded": 4}
+    assert [one.state for one in store.dead_letters(GROUP)] == ["superseded"] * 4
 
 
 @pytest.mark.behaviour("DLQ-11", "DLQ-14")
@@ -124,7 +124,7 @@ def test_after_a_reset_a_letter_whose_record_was_compacted_away_stays_and_its_ke
     again.write(until, 8)
     assert store.rows("results")[-1:] == ["j 5"]
     assert letters(store) == {2: "rejected", 4: "sequence", 6: "sequence", 7: "sequence"}
-    assert store.letter_counts(GROUP) == {"dead": 4}
+    assert {one.state for one in store.dead_letters(GROUP)} == {"dead"}
 
 
 @pytest.mark.behaviour("DLQ-17")
@@ -133,7 +133,7 @@ def test_letters_are_overtaken_by_a_run_for_which_nothing_waits(
     store: InMemoryOffsetStore, claim: Claim, sequence: str | None
 ) -> None:
     def in_sequence() -> dict[int, bool]:
-        return {one.offset: one.is_in_sequence for one in store.letters(GROUP, contents=True).letters}
+        return {one.offset: one.is_in_sequence for one in store.dead_letters(GROUP)}
 
     Job(claim, "k 0").write(0, 3)
     job = Job(store.claim(GROUP, topics=["payments"]))
@@ -166,9 +166,9 @@ def test_a_transaction_of_the_job_s_own_overtakes_letters_of_the_same_run(
 
     with pytest.raises(RowsRefused):
         claim.run(refused)
-    assert {one.is_in_sequence for one in store.letters(GROUP, contents=True).letters} == {True}
+    assert {one.is_in_sequence for one in store.dead_letters(GROUP)} == {True}
     claim.run(lambda tx: tx.advance({P0: tx.lock({P0: OffsetRange(3, 4)})[P0].remaining}))
-    assert {one.is_in_sequence for one in store.letters(GROUP, contents=True).letters} == {False}
+    assert {one.is_in_sequence for one in store.dead_letters(GROUP)} == {False}
 
 
 @pytest.mark.behaviour("DLQ-11")
@@ -210,6 +210,6 @@ def test_a_letter_that_another_member_has_written_keeps_later_records_of_its_key
     job.write(4, 8)
 
     assert store.rows("results") == ["k 0", "j 1", "- 3", "j 5"]
-    assert sorted(letter.offset for letter in store.letters(GROUP).letters) == [2, 4, 6, 7]
+    assert sorted(letter.offset for letter in store.dead_letters(GROUP)) == [2, 4, 6, 7]
     one.close()
     other.close()

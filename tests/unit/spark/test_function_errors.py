@@ -371,7 +371,7 @@ def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(bad: tuple
         assert raised.value is lost
         assert claim.offsets()[P0].next_offset == 1
         assert store.rows("results") == []
-        [stored] = store.letters("billing", contents=True).letters
+        [stored] = store.dead_letters("billing")
         assert stored.is_in_sequence
     assert len(LOOKS) == 1
 

@@ -26,7 +26,7 @@ from offsetstore.protocol.events import (
     SinkMade,
     WatchedQuery,
 )
-from offsetstore.protocol.runs import KEPT, Ending, JobError, RunStatus
+from offsetstore.protocol.runs import Ending, JobError, RunStatus
 from offsetstore.store import run_record
 from offsetstore.store.run_record import RunRecord
 
@@ -64,9 +64,6 @@ class Tables:
     def append_errors(self, group: str, token: Token, errors: Sequence[JobError]) -> None:
         assert (group, token) == ("billing", TOKEN)
         self.errors += errors
-
-    def trim_runs(self, group: str, keep: int) -> None:
-        assert (group, keep) == ("billing", KEPT)
         self.trims += 1
 
 

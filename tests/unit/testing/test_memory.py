@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offsetstore import LetterError, OffsetRange, Outcome, TopicPartition
+from offsetstore import LetterError, LetterFilter, OffsetRange, Outcome, TopicPartition
 from offsetstore.errors import ConfigurationError, StaleClaim, TransactionLost
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
@@ -55,16 +55,31 @@ def left(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
 def test_what_only_people_ask_is_refused_with_the_fixture_that_has_it(broker: StaticBroker) -> None:
     with InMemoryOffsetStore() as store:
         left(store, broker)
-        page = store.letters("billing", limit=1)
         for ask in (
             lambda: store.runs("billing"),
             lambda: store.group_state("billing"),
-            lambda: store.letters("billing", after=page.next),
-            lambda: store.letters("billing", within=1),
+            lambda: store.letters("billing"),
+            lambda: store.request_replay("billing", LetterFilter(), reason="ticket 17"),
+            store.groups,
         ):
             with pytest.raises(ConfigurationError, match="offsetstore_database"):
                 ask()
-        assert (page.next is None, store.letters("billing", limit=2).next) == (False, None)
+
+
+def test_dead_letters_are_seen_and_decided_about(broker: StaticBroker) -> None:
+    def states() -> list[str]:
+        return [letter.state for letter in store.dead_letters("billing")]
+
+    with InMemoryOffsetStore() as store:
+        left(store, broker)
+        [first, second] = store.dead_letters("billing")
+        assert (first.offset, first.payload, first.error.text) == (0, PAYLOAD, "not a number")
+        store.decide_letters("billing", "discarded", [first.key])
+        assert states() == ["discarded", "dead"]
+        store.decide_letters("billing", "requested", forced=True)
+        assert (states(), store.dead_letters("billing")[1].forced) == (["discarded", "requested"], True)
+        store.decide_letters("billing", "discarded", [first.key, second.key])
+        assert states() == ["discarded"] * 2
 
 
 def test_a_deleted_row_is_gone_at_commit() -> None:

@@ -14,8 +14,8 @@ from offsetstore.errors import ConfigurationError, UnknownGroup, UnknownLetter
 from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, number_in, show
 from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
-from offsetstore.protocol.letters import OPEN
-from offsetstore.protocol.stored_letters import CAUSES, STATES, ErrorGroup
+from offsetstore.operations.stored_letters import ErrorGroup
+from offsetstore.protocol.letters import CAUSES, OPEN, STATES
 
 ON_A_PAGE: Final = 50
 ERRORS: Final = 50
