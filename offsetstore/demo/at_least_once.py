@@ -6,24 +6,19 @@ remembers how far it is. It is no worse than it has to be: a batch that is run a
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable
-from typing import TypeAlias
+import threading
 
 import psycopg
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from offsetstore.demo.computation import carrier_delays, parse, start_session
-from offsetstore.demo.job_settings import JDBC_NAME, PAUSE, JobSettings
-from offsetstore.demo.tables import THEIRS, connected
+from offsetstore.demo.job import carrier_delays, parse, start_session
+from offsetstore.demo.job_settings import JDBC_NAME, JobSettings, pause
+from offsetstore.demo.tables import THEIRS
 from offsetstore.local.spark.launch import stop_session
 from offsetstore.postgres.url import connection_parameters
 from offsetstore.spark import tuned
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.testing.job_process import print_event
-
-Write: TypeAlias = Callable[[DataFrame, int], None]
 
 UPSERT = """
 INSERT INTO carrier_delays_alo AS stored
@@ -50,45 +45,28 @@ def jdbc_options(url: str) -> dict[str, str]:
     return options | {name: str(given[name]) for name in ("user", "password") if name in given}
 
 
-def printing(write: Write) -> Write:
-    """Wrap a function for ``foreachBatch`` so that it prints each batch's start and end, as `BatchPrinter` does."""
-
-    def print_and_write(batch: DataFrame, batch_id: int) -> None:
-        ranges = {str(tp): (range_.from_, range_.until) for tp, range_ in RunningQuery.of(batch).ranges().items()}
-        print_event("begun", batch=batch_id, ranges=ranges)
-        write(batch, batch_id)
-        print_event("done", batch=batch_id, ranges=ranges)
-
-    return print_and_write
-
-
 class Pauses:
-    """The failpoints of this job: ``OFFSETSTORE_DEMO_PAUSE=point:nth`` stops it there, to be killed."""
+    """The failpoints of this job."""
 
     def __init__(self) -> None:
-        self._wanted, _, nth = os.environ.get(PAUSE, "").partition(":")
-        self._left = int(nth or 0)
+        self._wanted, self._left = pause()
 
     def reach(self, point: str) -> None:
         """Stop here forever, if this is the point and the pass to stop at."""
-        if point != self._wanted:
-            return
-        self._left -= 1
-        if self._left == 0:
+        self._left -= point == self._wanted
+        if self._left == 0 and point == self._wanted:
             print_event("reached", point=point)
-            while True:
-                time.sleep(3600)
+            threading.Event().wait()
 
 
-def main() -> None:
+def run(spark: SparkSession, settings: JobSettings) -> None:
     """Run the query until it has read all there is."""
-    settings = JobSettings.from_environment()
-    with connected(settings.url) as connection:
-        THEIRS.create(connection)
     jdbc = jdbc_options(settings.url)
     pauses = Pauses()
 
-    def write(batch: DataFrame, _batch_id: int) -> None:
+    def write(batch: DataFrame, batch_id: int) -> None:
+        ranges = {str(tp): (range_.from_, range_.until) for tp, range_ in RunningQuery.of(batch).ranges().items()}
+        print_event("begun", batch=batch_id, ranges=ranges)  # as `BatchPrinter` does
         flights = parse(batch).persist()
         flights.write.format("jdbc").options(**jdbc, dbtable=THEIRS.flights).mode("append").save()
         pauses.reach("between_write_and_upsert")
@@ -97,19 +75,25 @@ def main() -> None:
             cursor.executemany(UPSERT, delays)
         flights.unpersist()
         pauses.reach("after_function")
+        print_event("done", batch=batch_id, ranges=ranges)
 
-    spark = start_session("flights, at-least-once")
     query = (
         spark.readStream.format("kafka")
         .options(**tuned(spark, settings.kafka_options()))  # as the exactly-once job
         .option("startingOffsets", "earliest")
         .load()
-        .writeStream.foreachBatch(printing(write))
+        .writeStream.foreachBatch(write)
         .option("checkpointLocation", str(settings.checkpoints / "at-least-once"))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
+
+
+def main() -> None:
+    """Run the job as a process of its own."""
+    spark = start_session("flights, at-least-once")
+    run(spark, JobSettings.from_environment())
     stop_session(spark)
 
 

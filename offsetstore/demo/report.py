@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from offsetstore.demo.kills import WORDS
-from offsetstore.demo.poison import KINDS
-from offsetstore.demo.run import NAMES, Result, Results
-from offsetstore.demo.tables import Findings
+from offsetstore.demo.flights import KINDS
+from offsetstore.demo.kills import JOBS, WORDS, Result
+from offsetstore.demo.run import Results
 
-_SUBTITLES: Final = {
-    "offsetstore": "results and offsets in one transaction",
-    "at_least_once": "Spark's JDBC writer, then an upsert by hand, offsets in Spark's checkpoint",
-}
-_MUST_BE_ZERO: Final = frozenset({
-    "missing", "duplicated", "wrong letters", "wrong sums", "missing events", "duplicated events", "wrong day totals"
-})  # fmt: skip
-_OF_LETTERS: Final = frozenset({"dead letters", "wrong letters"})
+_JOBS: Final = {job.name: job for job in JOBS}
+_MUST_BE_ZERO: Final = frozenset({"missing", "duplicated", "wrong letters", "wrong sums"})
 _HEADROOM: Final = 1.04
 _TICKS: Final = 5
 _STEPS: Final = (1, 2, 2.5, 5, 10)
@@ -32,15 +25,15 @@ def summary(produced: int, results: Results) -> tuple[list[str], list[list[str]]
     figures = [_figures(produced, result) for result in results.values()]
     has_letters = any(result.findings.letters for result in results.values())
     rows = [
-        [name, *(f"{column[name]:,}" if name in column else "" for column in figures)]
+        [name, *(f"{column[name]:,}" for column in figures)]
         for name in figures[0]
-        if has_letters or name not in _OF_LETTERS
+        if has_letters or "letters" not in name
     ]
-    return ["", *(NAMES[job] for job in results)], rows
+    return ["", *(_JOBS[name].title for name in results)], rows
 
 
 def _figures(produced: int, result: Result) -> dict[str, int]:
-    found = {
+    return {
         "produced": produced,
         "stored": result.findings.stored,
         "dead letters": result.findings.letters,
@@ -49,47 +42,24 @@ def _figures(produced: int, result: Result) -> dict[str, int]:
         "wrong letters": result.findings.wrong_letters,
         "wrong sums": result.findings.wrong_aggregates,
         "killed in mid-batch": result.kills_in_batch,
+        "seconds": round(result.seconds),
     }
-    if (events := result.events) is not None:
-        found |= {
-            "events in Kafka": events.read,
-            "missing events": events.missing,
-            "duplicated events": events.duplicated,
-            "wrong day totals": events.wrong_totals,
-            "relay killed": len(result.relay_kills),
-        }
-    return found | {"seconds": round(result.run.seconds)}
-
-
-def equation(produced: int, ours: Findings) -> str:
-    """Say in a line where all flights are, if they are where they must be."""
-    return f"{produced:,} flights = {ours.stored:,} landed + {ours.letters:,} dead letters, none twice"
 
 
 def write_report(directory: Path, produced: int, results: Results, seed: int) -> Path:
     """Write both files, and return the page's path."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "report.json").write_text(json.dumps(as_json(produced, results, seed), indent=2) + "\n")
-    page = directory / "report.html"
-    page.write_text(as_html(produced, results, seed))
-    return page
-
-
-def as_json(produced: int, results: Results, seed: int) -> dict[str, Any]:
-    """``produced``, ``kills`` with their evidence, and each job's figures."""
+    kills = [kill for result in results.values() for kill in result.kills]
     ours = results.get("offsetstore")
-    return {
+    found: dict[str, Any] = {
         "produced": produced,
         "seed": seed,
-        "kills": [kill.as_json() for result in results.values() for kill in result.run.kills],
+        "kills": [asdict(kill) for kill in kills],
         **{job: result.as_json() for job, result in results.items()},
         **({"looks_apart": ours.looks_apart} if ours else {}),
     }
-
-
-def as_html(produced: int, results: Results, seed: int) -> str:
-    """The page, whole."""
-    looks = [look for result in results.values() for look in result.run.looks]
+    (directory / "report.json").write_text(json.dumps(found, indent=2) + "\n")
+    looks = [look for result in results.values() for look in result.looks]
     scale = Scale(max(look.at for look in looks), round(_HEADROOM * max(produced, *(look.passed for look in looks))))
     columns, rows = summary(produced, results)
     environment = Environment(
@@ -100,20 +70,22 @@ def as_html(produced: int, results: Results, seed: int) -> str:
     )
     filters: dict[str, Any] = {"number": "{:,.0f}".format, "ticks": ticks}
     environment.filters.update(filters)
-    return environment.get_template("report.html").render(
+    text = environment.get_template("report.html").render(
         produced=produced,
         seed=seed,
-        results={"offsetstore": None, "at_least_once": None, **results},
-        kills=[kill for result in results.values() for kill in result.run.kills],
+        results={**dict.fromkeys(_JOBS), **results},
+        kills=kills,
         scale=scale,
         columns=columns,
         rows=rows,
         must_be_zero=_MUST_BE_ZERO,
-        names=NAMES,
-        subtitles=_SUBTITLES,
+        jobs=_JOBS,
         points=WORDS,
         kinds=KINDS,
     )
+    page = directory / "report.html"
+    page.write_text(text)
+    return page
 
 
 @dataclass(frozen=True, slots=True)

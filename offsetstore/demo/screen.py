@@ -1,86 +1,76 @@
-"""What the demo shows while it runs: moving bars at a terminal, a line now and then elsewhere."""
+"""What the demo shows while it runs: a moving bar for each step at a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
-import click
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-_LINE_SECONDS = 5.0
+from offsetstore.kafka.admin import Record
+
+_LINE_SECONDS: Final = 5.0
+_INTERVAL: Final = 1000
 
 
 class Screen:
-    """Where the demo prints.
+    """Where the demo prints. One step is begun, shown and ended after the other.
 
-    :param progress: shows the bars at a terminal; ``None`` elsewhere.
+    :param progress: disabled if there is no terminal.
     """
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._next, self._last = 0.0, ""
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
-        if self._progress is None:
-            click.echo(text)
-        else:
-            self._progress.console.print(Text(text, style="yellow"))
+        self._progress.console.print(Text(text, style="yellow"), soft_wrap=True)
 
-    def bar(self, name: str, total: int | None) -> Bar:
+    def begin(self, name: str, total: int | None = None) -> None:
         """Begin a step; without a total, its length is not known."""
-        return Bar(self._progress, name, total)
-
-
-class Bar:
-    """The progress of one step."""
-
-    def __init__(self, progress: Progress | None, name: str, total: int | None) -> None:
-        self._progress = progress
-        self._name = name
-        self._total = total
-        self._next = time.monotonic() + _LINE_SECONDS
-        self._last = (0, "")
-        if progress is None:
-            click.echo(f"{name} ...")
-        else:
-            self._task = progress.add_task(name, total=total, count="", note="")
+        self._name, self._total = name, total
+        self._task = self._progress.add_task(name, total=total, count="", note="")
+        self._line("...")
 
     def show(self, done: int, note: str = "") -> None:
-        """Move it; any thread may do so."""
-        if self._progress is not None:
-            count = f"{done:,}/{self._total:,}" if self._total else ""
-            self._progress.update(self._task, completed=done, count=count, note=escape(note))
-        elif time.monotonic() >= self._next and (done, note) != self._last:
-            self._next = time.monotonic() + _LINE_SECONDS
-            self._last = (done, note)
-            self._line(f"{done:,} of {self._total:,}" if self._total else "", note)
+        """Show how far the step is."""
+        count = f"{done:,} of {self._total:,}" if self._total else ""
+        self._progress.update(self._task, completed=done, count=count, note=escape(note))
+        if time.monotonic() >= self._next:
+            self._line(count, note)
+
+    def counted(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Pass the records on, and show how many have passed."""
+        for number, record in enumerate(records, 1):
+            if number % _INTERVAL == 0:
+                self.show(number)
+            yield record
 
     def end(self, note: str) -> None:
-        """Stop its clock."""
-        if self._progress is None:
-            self._line("done", note)
-            return
-        if self._total is None:
-            self._progress.update(self._task, total=1, completed=1)
-        self._progress.update(self._task, note=escape(note))
+        """Stop the step's clock."""
+        total = self._total or 1
+        self._progress.update(self._task, total=total, completed=total, note=escape(note))
         self._progress.stop_task(self._task)
+        self._line("done", note)
 
     def _line(self, *parts: str) -> None:
-        click.echo(f"{self._name}: {', '.join(part for part in parts if part)}")
+        self._next = time.monotonic() + _LINE_SECONDS
+        line = f"{self._name}: {', '.join(part for part in parts if part)}"
+        if self._progress.disable and line != self._last:
+            self._last = line
+            self.say(line)
 
 
 @contextmanager
 def open_screen() -> Generator[Screen]:
-    """Choose by whether standard output is a terminal."""
+    """Open it on standard output."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        yield Screen(None)
-        return
     columns = (
         TextColumn("{task.description:<22}"),
         BarColumn(bar_width=28, complete_style="cyan", finished_style="green"),
@@ -88,5 +78,5 @@ def open_screen() -> Generator[Screen]:
         TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[note]}"),
     )
-    with Progress(*columns, console=console, refresh_per_second=8) as progress:
+    with Progress(*columns, console=console, refresh_per_second=8, disable=not console.is_terminal) as progress:
         yield Screen(progress)

@@ -9,10 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from threading import Event, Thread
-from types import TracebackType
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import Connection
 
@@ -81,6 +79,23 @@ class Tables:
 OURS: Final = Tables("flights", "carrier_delays")
 THEIRS: Final = Tables("flights_alo", "carrier_delays_alo")
 
+# The origins of all the CSV's flights. The constraints are named, as a letter names them.
+_RULES: Final = (
+    "CREATE TABLE airports (faa text PRIMARY KEY)",
+    "INSERT INTO airports VALUES ('EWR'), ('JFK'), ('LGA')",
+    "ALTER TABLE flights ADD CONSTRAINT distance_is_positive CHECK (distance > 0)",
+    """
+    ALTER TABLE flights ADD CONSTRAINT origin_is_known
+        FOREIGN KEY (origin) REFERENCES airports DEFERRABLE INITIALLY DEFERRED
+    """,
+)
+
+
+def add_rules(connection: Connection) -> None:
+    """Give our table the constraints that refuse broken flights. It must exist without them."""
+    for statement in _RULES:
+        connection.exec_driver_sql(statement)
+
 
 _SECONDS: Final = 0.5
 # One statement sees one snapshot. The topic begins at 0 in each partition, so the sum of offsets counts records.
@@ -111,9 +126,9 @@ class Look:
 
 
 class Watch:
-    """Looks for as long as the block lasts, over a connection of its own.
+    """Looks now and then at what has landed, over a connection of its own.
 
-    :param seen: called with each look, in the watch's own thread.
+    :param seen: called with each look.
     """
 
     def __init__(self, url: str, tables: Tables, seen: Callable[[Look], None]) -> None:
@@ -121,55 +136,35 @@ class Watch:
         self._engine = make_engine(url).execution_options(isolation_level="AUTOCOMMIT")
         self._query = _LOOK.format(flights=tables.flights)
         self._seen = seen
-        self._error: Exception | None = None
-        self._ended = Event()
         self._begin = time.monotonic()
-        self._thread = Thread(target=self._run, name="demo-watch", daemon=True)
 
     @property
     def seconds(self) -> float:
         """How long it has lasted."""
         return time.monotonic() - self._begin
 
-    @property
-    def landed(self) -> int:
-        """What the last look saw."""
-        return self.looks[-1].landed if self.looks else 0
-
     def look(self) -> Look:
         """Look now."""
         with self._engine.connect() as connection:
             landed, offsets, letters = connection.exec_driver_sql(self._query, (GROUP, TOPIC) * 2).one()
-        return Look(self.seconds, landed, offsets, letters)
+        look = Look(self.seconds, landed, offsets, letters)
+        self.looks.append(look)
+        self._seen(look)
+        return look
+
+    def look_if_due(self) -> None:
+        """Look, unless the last look was just now."""
+        if not self.looks or self.seconds >= self.looks[-1].at + _SECONDS:
+            self.look()
 
     def jdbc_writes(self) -> bool:
         """Whether Spark's JDBC writer is inserting right now."""
         with self._engine.connect() as connection:
             return bool(connection.exec_driver_sql(_JDBC_WRITES, (JDBC_NAME,)).scalar_one())
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
+    def close(self) -> None:
+        """Close the connection."""
         self._engine.dispose()
-        if error is None and self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while True:
-                ended = self._ended.wait(0 if not self.looks else _SECONDS)
-                self.looks.append(self.look())
-                self._seen(self.looks[-1])
-                if ended:
-                    return
-        except Exception as error:  # noqa: BLE001 - raised where the block ends
-            self._error = error
 
 
 # Rows that are not flights of the ledger are surplus, too, and so are broken flights.
@@ -206,10 +201,6 @@ class Findings:
         """Whether each flight has landed or is a letter, once, and all sums are right."""
         return not (self.missing or self.duplicated or self.wrong_aggregates or self.wrong_letters)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return them for the report."""
-        return asdict(self)
-
 
 def verify(url: str, tables: Tables, ledger: Ledger) -> Findings:
     """Count, in SQL, and compare each carrier's month with the ledger's."""
@@ -220,7 +211,7 @@ def verify(url: str, tables: Tables, ledger: Ledger) -> Findings:
         found: dict[CarrierMonth, Delays] = {
             (carrier, year, month): Delays(*sums) for carrier, year, month, *sums in connection.exec_driver_sql(query)
         }
-        letters = _letters(connection) if ledger.letters else Counter[ExpectedLetter]()
+        letters = Counter(ExpectedLetter(*letter) for letter in connection.exec_driver_sql(_LETTERS, (GROUP, TOPIC)))
     keys = found.keys() | ledger.delays.keys()
     wrong = sum(found.get(key) != ledger.delays.get(key) for key in keys)
     expected = Counter(ledger.letters.values())
@@ -232,7 +223,3 @@ def verify(url: str, tables: Tables, ledger: Ledger) -> Findings:
         letters=letters.total(),
         wrong_letters=(letters - expected).total(),
     )
-
-
-def _letters(connection: Connection) -> Counter[ExpectedLetter]:
-    return Counter(ExpectedLetter(*found) for found in connection.exec_driver_sql(_LETTERS, (GROUP, TOPIC)))

@@ -1,6 +1,6 @@
-"""The files of ``examples/``, run as a user runs them: a process of its own, the built wheel, another directory.
+"""The files of ``examples/``: jobs are run in the test's process, on the Spark of the test run.
 
-A job that ends by itself may also be run in the test's process, on the Spark of the test run.
+What does without Spark is run as a user runs it: a process of its own, the built wheel, another directory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from sqlalchemy import make_url
 from offsetstore.kafka import admin
 from offsetstore.local.spark.java import QUICK
 from offsetstore.local.spark.launch import quick_conf, spark_conf, spark_environment
-from offsetstore.testing.job_process import JobProcess
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
@@ -71,15 +70,15 @@ def environment_of_spark() -> dict[str, str]:
 class Examples:
     """Runs examples in ``directory``, with the addresses of a test's own servers.
 
-    :param wheel: what `install` returned.
-    :param blocked: packages that can't be imported there.
-    :param more: further environment variables, such as those `environment_of_spark`.
+    :param wheel: what `install` returned, for those that are processes of their own.
+    :param blocked: packages that these can't import.
+    :param more: further environment variables.
     """
 
-    wheel: Path
     directory: Path
-    url: str
+    url: str = "postgresql:///none"
     kafka_servers: str = ""
+    wheel: Path | None = None
     blocked: tuple[str, ...] = ()
     more: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -131,30 +130,6 @@ class Examples:
 
     def python(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         """Run Python where the examples run, to its end; it must be a good one."""
-        done = self._call(*command)
-        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}"
-        return done
-
-    def crash(self, name: str, failpoint: str, *arguments: str) -> None:
-        """Run it until it reaches the failpoint, ``name`` or ``name:nth``, at which it is killed."""
-        done = self.with_environment(OFFSETSTORE_FAILPOINT=failpoint)._call(EXAMPLES / name, *arguments)
-        assert done.returncode == -signal.SIGKILL, done.stderr[-4000:]
-        assert f"failpoint {failpoint.partition(':')[0]}" in done.stderr
-
-    def stop(self, name: str, when: Callable[[], object]) -> None:
-        """Start one that runs until it is stopped, send it SIGTERM when the condition holds; its end must be good."""
-        with self._process(name) as process:
-            wait_until(lambda: process.exit_status is not None or when(), timeout=SECONDS)
-            os.kill(process.pid, signal.SIGTERM)
-            wait_until(lambda: process.exit_status is not None, timeout=SECONDS)
-            assert process.exit_status == 0, process.end_of_log
-        self._check_origins()
-
-    def _process(self, name: str) -> JobProcess:
-        log = self.directory / "log"
-        return JobProcess([EXAMPLES / name], log, environment=self._environment(), cwd=self.directory)
-
-    def _call(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, *command],
             cwd=self.directory,
@@ -165,7 +140,11 @@ class Examples:
             check=False,
             timeout=SECONDS,
         )
-        self._check_origins()
+        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}"
+        # Each process had offsetstore from the wheel, none from the checkout.
+        assert self.wheel is not None
+        origins = set(self._origins.read_text(encoding="utf-8").splitlines())
+        assert origins == {str(self.wheel / "offsetstore" / "__init__.py")}
         return done
 
     def _environment(self) -> dict[str, str]:
@@ -192,8 +171,3 @@ class Examples:
     @property
     def _origins(self) -> Path:
         return self.directory / "origins"
-
-    def _check_origins(self) -> None:
-        """Each process had offsetstore from the wheel, none from the checkout."""
-        origins = set(self._origins.read_text(encoding="utf-8").splitlines())
-        assert origins == {str(self.wheel / "offsetstore" / "__init__.py")}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from dataclasses import replace
 from typing import TypeAlias
 
 from sqlalchemy import Engine
 
-from offsetstore.demo.day_totals import Events, create_day_totals, verify_events
-from offsetstore.demo.flights import Flight, Ledger, read_flights
+from offsetstore.demo.flights import KINDS, Flight, Ledger, read_flights, records_of
 from offsetstore.demo.job_settings import GROUP, TOPIC
-from offsetstore.demo.poison import KINDS, records_of
 from offsetstore.demo.tables import ADDED, COLUMNS, OURS, WORST, Findings, verify
 
 FLIGHTS = 600
@@ -115,36 +111,3 @@ def test_a_wrong_letter_is_found(engine: Engine, offsetstore_database: str) -> N
     ]
     right = replace(RIGHT, stored=FLIGHTS - 4, letters=4, wrong_letters=0)
     expect(engine, offsetstore_database, ledger, right, cases)
-
-
-Message: TypeAlias = tuple[bytes | None, bytes | None]
-
-
-def events(day: str, *totals: int, first: int = 1) -> list[Message]:
-    """Of one day, with their numbers."""
-    numbered = enumerate(totals, first)
-    return [(day.encode(), json.dumps({"number": number, "flights": flights}).encode()) for number, flights in numbered]
-
-
-def test_the_topic_is_compared_event_by_event(engine: Engine, offsetstore_database: str) -> None:
-    """The first of two days was told in three events, the second in one."""
-    with engine.begin() as connection:
-        create_day_totals(connection)
-        connection.exec_driver_sql("INSERT INTO day_totals VALUES ('2013-01-01', 842, 3), ('2013-01-02', 943, 1)")
-    ledger = Ledger(days=Counter({"2013-01-01": 842, "2013-01-02": 943}))
-    first, second = events("2013-01-01", 300, 600, 842), events("2013-01-02", 943)
-    cases = {
-        "right": (first + second, (4, 0, 0, 0)),
-        "a day is missing": (first, (3, 1, 0, 1)),
-        "one is missing that changes no total": (first[::2] + second, (3, 1, 0, 0)),
-        "one is there twice": ([first[0], *first, *second], (5, 0, 1, 0)),
-        "an old one comes again": ([*first, first[0], *second], (5, 0, 1, 1)),
-        "they are not in order": ([first[0], first[2], first[1], *second], (4, 0, 0, 1)),
-        "one too many and one too few": (first[:2] + first[:1] + first[2:], (4, 1, 1, 1)),
-        "a total of one flight too many": (first + events("2013-01-02", 944), (4, 0, 0, 1)),
-        "a day that has not landed": (first + second + events("2014-01-01", 1), (5, 0, 1, 1)),
-    }
-    for case, (found, expected) in cases.items():
-        told = verify_events(offsetstore_database, found, ledger)
-        assert told == Events(*expected), case
-        assert told.exact is (case == "right")

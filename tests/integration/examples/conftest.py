@@ -1,4 +1,4 @@
-"""What each example runs on: the built wheel, a Spark of its own or the test run's, the test's Kafka and PostgreSQL."""
+"""What each example runs on: the test's Kafka and PostgreSQL, and the test run's Spark or the built wheel."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ def database(offsetstore_database: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def examples(
-    installed_wheel: Path, offsetstore_kafka: KafkaBroker, offsetstore_database: str, tmp_path: Path
-) -> Iterator[Examples]:
+def examples(offsetstore_kafka: KafkaBroker, offsetstore_database: str, tmp_path: Path) -> Iterator[Examples]:
     """The examples with the topics that they name, which are this test's own."""
     servers = offsetstore_kafka.bootstrap_servers
     for topic in TOPICS:
         admin.create_topic(servers, topic)
-    yield Examples(installed_wheel, tmp_path, offsetstore_database, servers)
+    yield Examples(tmp_path, offsetstore_database, servers)
     for topic in TOPICS:
         admin.delete_topic(servers, topic)

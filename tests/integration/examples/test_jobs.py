@@ -1,6 +1,11 @@
-"""The jobs, on the Spark of the test run; one that is killed, or must not find a package, is a process of its own."""
+"""The jobs, on the Spark of the test run."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 
@@ -8,7 +13,7 @@ from examples.charging_service import ChargingService
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka import admin
 from tests.support.background import serving
-from tests.support.examples import Examples, environment_of_spark
+from tests.support.examples import Examples
 from tests.support.postgres import Database
 
 P0 = TopicPartition("payments", 0)
@@ -48,24 +53,33 @@ def test_the_cron_job_adds_in_each_run_what_has_come_since_the_last(examples: Ex
 def test_the_sink_alone_keeps_ones_own_checkpoint_and_needs_no_kafka_client(
     examples: Examples, database: Database
 ) -> None:
-    jobs = examples.with_environment(**environment_of_spark())  # where it is killed, it is a process of its own
+    """Whatever loads the client anew finds none; that the sink is made without it, a process of its own proves."""
     database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
-    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
-    alone = jobs.without("confluent_kafka")
-    with pytest.raises(AssertionError, match="No module named 'confluent_kafka'"):
-        alone.python("-c", "import confluent_kafka")
-    alone.crash("sink_alone.py", "after_sink")
-    checkpoint = jobs.checkpoints / "ledger"
+    examples.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
+    with without_kafka_client(), pytest.raises(SystemExit, match=r"^70$"):
+        examples.with_environment(OFFSETSTORE_FAILPOINT="after_sink:raise").run_here("sink_alone.py")
+    checkpoint = examples.checkpoints / "ledger"
     identity = (checkpoint / "metadata").read_text(encoding="utf-8")
     assert not list(checkpoint.glob("commits/[0-9]*"))
 
-    jobs.produce("payments", ("cleo", "3.00"))
-    jobs.run_here("sink_alone.py")
+    examples.produce("payments", ("cleo", "3.00"))
+    with without_kafka_client():
+        examples.run_here("sink_alone.py")
 
     assert database.rows(PAYMENTS) == [("ada", "1.50"), ("bob", "2.25"), ("cleo", "3.00")]
     assert (checkpoint / "metadata").read_text(encoding="utf-8") == identity
     assert sorted(file.name for file in checkpoint.glob("commits/[0-9]*")) == ["0", "1"]
     assert database.one("SELECT next_offset FROM kafka_partitions WHERE consumer_group = 'ledger'") == 3
+
+
+@contextmanager
+def without_kafka_client() -> Generator[None]:
+    names = [name for name in sys.modules if name.startswith(("confluent_kafka", "offsetstore.kafka"))]
+    with patch.dict(sys.modules, {"confluent_kafka": None}):
+        for name in names:
+            if name != "confluent_kafka":
+                del sys.modules[name]
+        yield
 
 
 @pytest.mark.behaviour("SINK-6")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from offsetstore.demo.flights import ALL, Delays, Ledger, as_json, read_flights
-from offsetstore.demo.poison import KINDS, choose, records_of
+from offsetstore.demo.flights import ALL, KINDS, Delays, Ledger, as_json, choose, read_flights, records_of
 
 FLIGHTS = 2000
 

@@ -8,35 +8,26 @@ from typing import Any
 
 import pytest
 
-from offsetstore.demo.kills import CONSUMER_POINTS, CONSUMER_TARGETS, POINTS, POISON_POINTS, Kill, Progress, plan
+from offsetstore.demo.kills import JOBS, POISON_POINTS, TARGETS, Kill, Progress, plan
 from offsetstore.testing.job_process import Event
 
-OF_JOBS = ("Python alone", "process group")
+OURS, THEIRS = JOBS
 
 
-@pytest.mark.parametrize(
-    ("job", "points", "targets", "given"),
-    [
-        ("offsetstore", POINTS["offsetstore"], OF_JOBS, {}),
-        ("at_least_once", POINTS["at_least_once"], OF_JOBS, {}),
-        ("offsetstore", POISON_POINTS, OF_JOBS, {"points": POISON_POINTS}),
-        ("offsetstore", CONSUMER_POINTS, CONSUMER_TARGETS, {"points": CONSUMER_POINTS, "targets": CONSUMER_TARGETS}),
-    ],
-)
-def test_a_seed_gives_a_plan_that_kills_at_each_point_once_and_each_target_as_often(
-    job: Any, points: tuple[str, ...], targets: tuple[str, ...], given: dict[str, Any]
-) -> None:
-    plans = [plan(job, seed, **given) for seed in range(20)]
-    assert plans[7] == plan(job, 7, **given)
+@pytest.mark.parametrize("points", [OURS.points, THEIRS.points, (*OURS.points, *POISON_POINTS)])
+def test_a_seed_gives_a_plan_that_kills_at_each_point_once_and_each_target_as_often(points: tuple[str, ...]) -> None:
+    plans = [plan(seed, points) for seed in range(20)]
+    assert plans[7] == plan(7, points)
     assert len({tuple(one) for one in plans}) > 1
     for kills in plans:
         assert sorted(kill.point for kill in kills) == sorted(points)
-        assert Counter(kill.target for kill in kills) == dict.fromkeys(targets, len(points) // 2)
+        assert Counter(kill.target for kill in kills) == dict.fromkeys(TARGETS, len(points) // 2)
 
 
 def test_both_jobs_are_killed_alike() -> None:
     ours, theirs = (
-        [(kill.target, kill.nth, kill.fraction) for seed in range(20) for kill in plan(job, seed)] for job in POINTS
+        [(kill.target, kill.nth, kill.fraction) for seed in range(20) for kill in plan(seed, job.points)]
+        for job in JOBS
     )
     assert ours == theirs
 
@@ -45,8 +36,8 @@ def never() -> bool:
     return False
 
 
-def at(point: str, nth: int = 1, job: Any = "offsetstore") -> Kill:
-    return Kill(job, point, "process group", nth, 0.5)
+def at(point: str, nth: int = 1) -> Kill:
+    return Kill(point, "process group", nth, 0.5)
 
 
 def progress(*kinds: str, ago: tuple[float, ...] = (), point: str = "") -> Progress:
@@ -68,7 +59,7 @@ def test_a_random_time_is_half_of_the_batch_before_where_the_fraction_says_half(
 def test_a_point_is_waited_for_until_the_job_says_that_it_is_there_or_the_database_sees_it() -> None:
     assert not progress("begun").is_time(at("before_commit"), never)
     assert progress("begun", "reached", point="before_commit").is_time(at("before_commit"), never)
-    jdbc = at("in_jdbc_write", job="at_least_once")
+    jdbc = at("in_jdbc_write")
     assert not progress("begun").is_time(jdbc, never)
     assert progress("begun").is_time(jdbc, lambda: True)
     # A kill at a point hits a batch though its results may be committed.
