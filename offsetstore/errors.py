@@ -755,7 +755,7 @@ class RowsRefused(SinkError):
     ``table``, ``column``, ``constraint`` and ``sqlstate`` say which, as far as is known; ``output`` is the name of
     the sink's output. Values are never shown. ``offsets`` is the range of ``topic_partition`` that the row was made of:
     a single offset if that record is shown to be the cause. ``stored`` are the records before it, which were written,
-    with their offsets, in a transaction of their own: a reset to the next offset skips only the refused record.
+    with their offsets, in transactions of their own: a reset to the next offset skips only the refused record.
 
     ``row`` is only a hint for the search: the number of the row in its COPY, from 1, if the database has named one.
     """

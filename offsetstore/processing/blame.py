@@ -6,8 +6,8 @@ that was accepted. `sweep` decides what is tried and in which order; it needs no
 locks of the offsets, in one transaction that is always rolled back. The dead are to blame only if another record is
 accepted after they were refused; see docs/decisions/0036 and 0047.
 
-Without dead letters the job ends, and what comes before the bad record is stored. So `blame` bisects for the first
-record with which the batch is refused: see docs/decisions/0020, and 0077 for why that is another question.
+Without dead letters the job ends, and what comes before the bad record is stored: `write_in_halves`, see
+docs/decisions/0020, and 0067 for why that is another question.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, combinations, count, takewhile
+from itertools import accumulate, chain, combinations
 from typing import Final, Never, Protocol, TypeAlias
 
 from offsetstore.errors import FunctionFailed, OffsetStoreError, RowsRefused, StaleClaim
@@ -39,19 +38,19 @@ Together: TypeAlias = "tuple[int, ...]"
 """The numbers of records that stay together, ascending."""
 Hint: TypeAlias = Callable[[RowsRefused, Sequence[int]], int | None]
 """The record that the refusal of these records may be about, if it tells."""
-Attempt: TypeAlias = Callable[[Ranges, Collection[Coordinates]], int]
-"""Computes, and perhaps writes, the records of the ranges except the given ones, and takes it back; returns their rows,
-and raises as the batch does."""
+Attempt: TypeAlias = Callable[[Ranges, Ranges, Collection[Coordinates]], int]
+"""Of the records that come next, computes and perhaps writes a part except some, and takes it back; returns the
+rows."""
 
 SECONDS: Final = 60.0
-"""`blame` tries no further part after this time."""
+"""After this time nothing more is tried to show that a record is the cause."""
 MOST_KEPT: Final = 48
 """Savepoints that are kept at once. With more than 64 in a transaction, all of the server's snapshots get slower."""
 
 ALL_REFUSED: Final = 10
 """When this many records fail in a row and none is accepted, the records are not to blame."""
 _MAX_OTHERS: Final = 4
-"""`blame` shows a record to be the cause only if the batch has at most this many other bad records."""
+"""A record is shown to be the cause only if at most this many others in the rest of the batch are bad: see 0077."""
 _TRIES_DOWN_TO_A_64TH: Final = 2 * 64 - 1
 _SAMPLE: Final = 16
 _CERTAINLY_TOO_MANY: Final = 1000
@@ -103,13 +102,6 @@ class TimeIsUp(Exception):
         super().__init__(place)
         self.place = place
         self.failed = failed
-
-
-class AcceptedThen(PlanOutdated):
-    """The refusal did not recur: the batch may be accepted now."""
-
-    def __init__(self) -> None:
-        super().__init__("rows were refused, and accepted a moment later")
 
 
 def speaks_for_itself(refused: RowsRefused) -> bool:
@@ -656,118 +648,95 @@ class KeptTrials:
             raise Halve(again)
 
 
-# -- the first record with which a batch is refused
+# -- the record at which a job without dead letters ends
 
 
-def blame(
+def refusal_of(error: Exception, delivery: Delivery) -> RowsRefused | None:
+    """The error as one that a record may have caused; ``None`` if it is none."""
+    return error if isinstance(error, RowsRefused) else delivery.failed(error)
+
+
+def write_in_halves(
     refused: RowsRefused,
     ranges: Ranges,
-    attempt: Attempt,
+    delivery: Delivery,
     claim: Claim,
-    store: Callable[[Ranges], object] | None = None,
     *,
-    repeats: Callable[[], bool] = lambda: True,
-    check: Callable[[], None] = lambda: None,
-    seconds: float | None = None,
+    write: Callable[[Ranges], int],
+    attempt: Attempt,
     at_once: float = math.inf,
-    only_computed: bool = False,
-) -> RowsRefused:
-    """Find the first record with which a batch is refused, store those before it, and return the error to raise.
+    is_stored: bool = True,
+) -> None:
+    """Write records that were refused together, in halves, and end at the first one that is refused alone.
 
-    Each part that is tried begins where the batch does, since a row may depend on an earlier one (a balance, a parent).
-    The command that passes over the record is given only where the record is shown to be the cause, and what comes
-    before it is stored.
+    Each part begins where all before it is stored, since a row may depend on an earlier one (a balance, a parent). So
+    all that comes before the record is stored, and nothing else. If no record is refused alone, all of them are.
 
-    :param refused: the error of the whole batch.
-    :param ranges: the batch's records.
-    :param store: writes the given records and advances, in one transaction; ``None`` if nothing is to be stored, since
-        what comes before them waits in memory.
-    :param repeats: tells whether the same rows are made each time. If not, nothing shows the cause.
-    :param check: called before each try, and at the end; what it raises passes.
-    :param seconds: how long to search, `SECONDS` by default; with 0 no part is tried.
-    :param at_once: call ``store`` for partitions with so many offsets together; with 0 for each alone.
-    :param only_computed: ``attempt`` writes nothing.
-    :raises AcceptedThen: the refusal did not recur.
-    :raises StaleClaim, PlanOutdated: the claim no longer owns the batch, or the plan is outdated.
-    :raises OffsetStoreError: any error of ``store`` except `RowsRefused`, after which no record is named.
+    :param refused: why they were refused together.
+    :param write: writes the records that come next, and moves their offsets, in one transaction; returns their rows.
+    :param at_once: call ``write`` for partitions with so many offsets together; with 0 for each alone.
+    :param is_stored: whether ``write`` stores anything. If not, what comes before the record waits in memory.
+    :raises RowsRefused: of the record, with the command that passes over it only if it is shown to be the cause.
+    :raises Exception: any other one of ``write`` and of `Delivery.sleep`.
     """
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused.what)
-    deadline = time.monotonic() + (SECONDS if seconds is None else seconds)
-    search = _Bisection(refused, ranges, attempt, check, deadline, only_computed, claim.has_made_rows)
-    first, is_cause, is_of_record, ended = 0, False, False, ""
-    is_of_call = isinstance(refused, FunctionFailed) and refused.is_of_call
+    parts = in_parts(sorted(ranges.items()), lambda item: item[1].size, at_once)
+    begin = rows = 0
+    for bound in accumulate(count_offsets(dict(part)) for part in parts):
+        end = bad = bound  # up to `bad` they were refused
+        while begin < bound:
+            delivery.sleep(0)
+            made = _written(write, cut(ranges, begin, end), delivery)
+            if isinstance(made, int):
+                begin, rows = end, rows + made
+            elif end - begin > 1:
+                without_frames(made)
+                bad = end
+            else:
+                rest, before = cut(ranges, begin, bound), cut(ranges, 0, begin)
+                judge = _Judge(made, rest, before, delivery, claim, attempt, has_passed=rows > 0)
+                judge.judge()
+                delivery.sleep(0)
+                more = _written(write, rest, delivery)
+                if isinstance(more, RowsRefused):
+                    without_frames(more)
+                    raise judge.named(is_stored=is_stored) from made.__cause__
+                without_frames(made)  # it needs a later one, such as its parent; or it is accepted now
+                begin, rows = bound, rows + more
+            if begin >= bad:
+                end = bad = bound
+            else:
+                end = max(begin + 1, (begin + bad) // 2)
+
+
+def _written(write: Callable[[Ranges], int], part: Ranges, delivery: Delivery) -> int | RowsRefused:
     try:
-        first = search.first_refused()
-        if not is_of_call:
-            is_cause = repeats() and search.is_cause(first)
-        is_of_record = isinstance(refused, FunctionFailed) and not is_cause and search.is_of_record(first)
-    except _SearchEnded as why:
-        _log.warning("gave up the search: %s", why)
-        ended = f"; the search for the cause ended: {why}"
-        is_of_record = isinstance(refused, FunctionFailed) and search.has_failed_alone and search.has_passed
-    check()
-    is_known = is_cause or (is_of_call and first > 0)  # a call is of one record, and what came of it is kept
-    error = search.error if is_known else refused
-    suspects = cut(ranges, search.accepted, first if is_known else search.size)
-    stored: Ranges = {}
-    accepted: Ranges = {} if store is None else cut(ranges, 0, search.accepted)
-    try:
-        for some in in_parts(accepted.items(), lambda one: one[1].size, at_once):
-            if store is not None:
-                check()
-                store(dict(some))
-                stored = {**stored, **dict(some)}
-    except RowsRefused as again:
-        _log.warning("records that the search had accepted were refused when they were stored: %s", again)
-        suspects, first, is_cause = {tp: one for tp, one in ranges.items() if tp not in stored}, 0, False
-    record = search.record(first) if first else None
-    fault = is_cause or is_of_record
-    skip = ""
-    if record is not None and fault:  # a bug of a handler's function would only meet the next record
-        by_code = _BY_NO_ROWS if is_of_call else _BY_A_FILTER
-        skip = by_code if store is None else _by_a_reset(claim, record)
-    return named(error, suspects, record, stored, is_known=is_known, is_of_record=fault, skip=skip, ended=ended)
+        return write(part)
+    except Exception as error:
+        if (refused := refusal_of(error, delivery)) is None:
+            raise
+        return refused
 
 
-def blame_uncomputable(
-    failed: FunctionFailed,
-    delivery: Delivery,
-    ranges: Ranges,
-    claim: Claim,
-    store: Callable[[Ranges], object] | None = None,
-    *,
-    at_once: float = math.inf,
-) -> RowsRefused:
-    """Find the first record with which rows can't be computed, and return the error to raise. Parts are only computed.
+def name_uncomputable(failed: FunctionFailed, delivery: Delivery, claim: Claim) -> RowsRefused:
+    """Find the first record whose rows can't be computed; nothing is written. Return the error to raise.
 
-    :param store, at_once: see `blame`.
-    :raises Exception: the source's own, if it does not recur, or can't be looked for.
+    :raises Exception: the source's own, if the failure does not recur.
     """
-    if (error := unreadable(failed, delivery, ranges, None if store is None else claim)) is not None:
+    if (error := unreadable(failed, delivery, delivery.ranges, None)) is not None:
         return error
 
-    def attempt(part: Ranges, without: Collection[Coordinates]) -> int:
-        try:
-            return sum(output.rows for output in delivery.rows(part, without).values())
-        except Exception as error:
-            if (again := delivery.failed(error)) is None:
-                raise
-            raise again from error
+    def compute(part: Ranges) -> int:
+        return attempt(part, part, ())
+
+    def attempt(_: Ranges, part: Ranges, without: Collection[Coordinates]) -> int:
+        return sum(output.rows for output in delivery.rows(part, without).values())
 
     try:
-        return blame(
-            failed,
-            ranges,
-            attempt,
-            claim,
-            store,
-            repeats=delivery.repeats,
-            check=partial(delivery.sleep, 0),
-            at_once=at_once,
-            only_computed=True,
-        )
-    except AcceptedThen:  # a worker that died, say
-        raise_own(failed)
+        write_in_halves(failed, delivery.ranges, delivery, claim, write=compute, attempt=attempt, is_stored=False)
+    except RowsRefused as found:
+        return found
+    return raise_own(failed)  # a worker that died, say
 
 
 def unreadable(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, claim: Claim | None) -> RowsRefused | None:
@@ -778,55 +747,17 @@ def unreadable(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, claim
     if (next_step := delivery.unreadable()) is None:
         return None
     delivery.sleep(0)  # a source that is being stopped
-    error = failed.among(ranges, "the source can't read it", stored={}, next_step=next_step)
-    is_one = count_offsets(ranges) == 1
-    record = next((tp, range_.from_) for tp, range_ in ranges.items()) if is_one else None
-    skip = "" if record is None or claim is None else _by_a_reset(claim, record)
-    return named(error, ranges, record, {}, is_known=is_one, is_of_record=True, skip=skip)
+    if claim is not None and count_offsets(ranges) == 1:
+        next_step += skipping(claim, *next(iter(ranges.items())))
+    error = failed.among(ranges, f"the source can't read {describe(ranges)}", stored={}, next_step=next_step)
+    assert isinstance(error, FunctionFailed)
+    error.is_of_record = True
+    return error
 
 
 def raise_own(failed: FunctionFailed) -> Never:
     """Raise the source's own error, which tells more."""
     raise failed.__cause__ or failed from None
-
-
-def named(
-    error: RowsRefused,
-    suspects: Ranges,
-    record: Coordinates | None,
-    stored: Ranges,
-    *,
-    is_known: bool,
-    is_of_record: bool,
-    skip: str,
-    ended: str = "",
-) -> RowsRefused:
-    """The same error, which names the record, and says how to pass over it if it is known to be the cause.
-
-    :param suspects: the records that include the cause.
-    :param is_of_record: see `FunctionFailed`.
-    :param skip: how; empty if there is no way.
-    :param ended: what has ended the search for it, if anything has.
-    """
-    next_step = error.next_step
-    if record is None:
-        place = f"first refused at one of the records {describe(suspects)}"
-    elif is_known:
-        place = f"first refused at record {record[0]}@{record[1]}"
-        next_step += skip
-    else:
-        place = f"first refused at record {record[0]}@{record[1]}, but the cause may be any of {describe(suspects)}"
-    place += ended
-    place += f"; stored before it: {describe(stored)}" if stored else "; nothing before it was stored"
-    found = error.among(suspects, place, stored=stored, next_step=next_step)
-    if isinstance(found, FunctionFailed):
-        found.is_of_record = is_of_record
-    return found
-
-
-def _by_a_reset(claim: Claim, record: Coordinates) -> str:
-    tp, offset = record
-    return skipping(claim, tp, OffsetRange(offset, offset + 1))
 
 
 def skipping(claim: Claim, tp: TopicPartition, range_: OffsetRange) -> str:
@@ -851,128 +782,131 @@ class _SearchEnded(Exception):
 
 
 @dataclass(slots=True)
-class _Bisection:
-    """Tries parts of a batch. Its offsets are numbered from 1, through all partitions in order.
+class _Judge:
+    """Tells whether a record is to blame that was refused alone, on top of all before it. Its tries are taken back.
 
-    ``accepted``: how many of the first offsets are known to be accepted. ``error``: the refusal of the smallest part.
+    ``rest``: the records from that one on. ``before``: those that were written before it. ``is_of_record``: see
+    `FunctionFailed`. ``ended``: what has ended the search for others that are accepted, if anything has.
     """
 
-    error: RowsRefused
-    ranges: Ranges
+    refused: RowsRefused
+    rest: Ranges
+    before: Ranges
+    delivery: Delivery
+    claim: Claim
     attempt: Attempt
-    check: Callable[[], None]
-    deadline: float
-    only_computed: bool
-    has_made_rows: bool
-    accepted: int = 0
+    has_passed: bool
+    """Whether any other record has made rows."""
     rows: int = 0
-    """Of the last part that was accepted."""
-    has_passed: bool = False
-    """Whether any part has made rows."""
-    has_failed_alone: bool = False
+    """Of the last records that were accepted."""
+    is_cause: bool = False
+    is_of_record: bool = False
+    ended: str = ""
+    deadline: float = field(default_factory=lambda: time.monotonic() + SECONDS)
     size: int = field(init=False)
-    fewest: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.size = self.fewest = count_offsets(self.ranges)
+        self.size = count_offsets(self.rest)
 
-    def first_refused(self) -> int:
-        """The number of the first offset with which the batch is refused, and is refused once more.
+    @property
+    def is_of_call(self) -> bool:
+        """Whether a handler's call has failed: it was of this record, and what came of it is kept."""
+        return isinstance(self.refused, FunctionFailed) and self.refused.is_of_call
 
-        :raises AcceptedThen: it is accepted now: a parent has arrived, or the refusal depends on time.
-        """
-        first = _first(0, self.size, lambda _, middle: self._refuses(middle))
-        if not self._refuses(self.size):
-            raise AcceptedThen
-        return first
+    def judge(self) -> None:
+        """Find out whether the record is the cause, and otherwise of a failure whether it is the record's."""
+        try:
+            self.is_cause = not self.is_of_call and self.delivery.repeats() and self._accepts_without()
+            self.is_of_record = self.is_cause or (isinstance(self.refused, FunctionFailed) and self._accepts_another())
+        except _SearchEnded as why:
+            _log.warning("gave up the search: %s", why)
+            self.is_of_record, self.ended = self.has_passed, f"; the search for the cause ended: {why}"
 
-    def is_cause(self, first: int) -> bool:
-        """Tell whether the batch is accepted without the record and its other bad records.
+    def _accepts_without(self) -> bool:
+        """Tell whether the rest is accepted without the record and its other bad records.
 
         If nothing is left to accept, only the refusal itself can tell: what would be refused of any record blames none.
-        The record must be refused alone: a table or a function may take only so many records, and a duplicate may
-        be either of two. With the record, the batch must be refused regardless of the others: a record that another
-        one compensates is not the cause, even if each alone is refused, like the two legs of a ledger entry. And
-        regardless of one more record: alone, it may be refused for something else, like a parent that is missing.
-
-        :raises AcceptedThen: the record is the whole batch, and is accepted now.
+        With the record, the rest must be refused regardless of the others: a record that another one compensates is not
+        the cause, even if each alone is refused, like the two legs of a ledger entry.
         """
-        record, others = self.record(first), list[Coordinates]()
-        number, refused = first, self.error
-        if not self._refuses(first, begin=first - 1):
-            if self.size == 1:
-                raise AcceptedThen
-            return False
+        record, others, good = self._record(0), list[Coordinates](), 1
         while self._refuses(self.size, left_out := [record, *others]):
             if len(others) == _MAX_OTHERS:
                 return False
-            first = _first(first, self.size, lambda _, middle, left_out=left_out: self._refuses(middle, left_out))
-            others.append(self.record(first))
-        if not self.rows and not speaks_for_itself(refused):
+            good = _first(good, self.size, lambda _, end, left_out=left_out: self._refuses(end, left_out))
+            others.append(self._record(good - 1))
+        if not (self.rows or speaks_for_itself(self.refused) or self._computes_only_others()):
             return False
-        if self.only_computed:
-            return True  # what fails alone fails beside any others
-        one_more = next((one for one in self._beside(number) if one not in others), None)
-        return all(
-            self._refuses(self.size, left_out)
-            for count in range(1, len(others) + 1)
-            for left_out in combinations(others, count)
-        ) and (one_more is None or self._refuses(self.size, [*others, one_more]))
+        subsets = chain.from_iterable(combinations(others, count) for count in range(1, len(others) + 1))
+        return all(self._refuses(self.size, left_out) for left_out in subsets)
 
-    def is_of_record(self, first: int) -> bool:
-        """Tell whether the record is refused alone, and rows are made of others: then a function has no bug for all.
+    def _accepts_another(self) -> bool:
+        """Tell whether rows are made of other records: then a function has no bug for all.
 
         Where none of the others is refused or makes rows, such as those of a quiet topic, earlier deliveries count.
         """
-        before = [(0, first - 1)] if first > 1 else []
-        steps = takewhile(lambda step: first + step <= self.size, (1 << n for n in count()))
-        after = [(first + step - 1, first + step) for step in steps]
-        if not self._refuses(first, begin=first - 1):
+        may_be, step = self.claim.has_made_rows, 1
+        while not self.has_passed and step < self.size:
+            may_be &= not self._refuses(step + 1, begin=step)
+            step *= 2
+        return self.has_passed or may_be
+
+    def _computes_only_others(self) -> bool:
+        """Tell whether the record's rows can't be computed, and those of records before it can be, after that."""
+        return bool(self.before) and not self._computes(cut(self.rest, 0, 1)) and self._computes(self.before)
+
+    def _computes(self, part: Ranges) -> bool:
+        try:
+            return any(output.rows for output in self.delivery.rows(part).values())
+        except Exception as error:  # noqa: BLE001 - then nothing is shown
+            without_frames(error)
             return False
-        may_be = self.has_made_rows
-        for begin, end in before + after:
-            if self._refuses(end, begin=begin):
-                may_be = False
-            elif self.rows:
-                return True
-        return may_be
 
-    def _beside(self, number: int) -> Iterable[Coordinates]:
-        """The records around this one, from the nearest before it down, and then those after it."""
-        return map(self.record, chain(range(number - 1, 0, -1), range(number + 1, self.size + 1)))
-
-    def _refuses(self, count: int, without: Sequence[Coordinates] = (), *, begin: int = 0) -> bool:
-        """Try the first ``count`` offsets, but for the first ``begin``, and tell whether they are refused.
+    def _refuses(self, end: int, without: Sequence[Coordinates] = (), *, begin: int = 0) -> bool:
+        """Try the rest from one number up to but excluding another, and tell whether that is refused.
 
         Only that counts, not why: a batch may have bad records of several kinds.
 
         :raises _SearchEnded: the time is up, or the attempt failed for a reason that is not in the records.
         """
-        self.check()
+        self.delivery.sleep(0)
         if time.monotonic() >= self.deadline:
             raise _SearchEnded("the time is up")
         try:
-            self.rows = self.attempt(cut(self.ranges, begin, count), without)
+            self.rows = self.attempt(self.rest, cut(self.rest, begin, end), without)
         except (StaleClaim, PlanOutdated):
             raise
-        except RowsRefused as error:
-            if not (without or begin) and count <= self.fewest:
-                self.error, self.fewest = error, count  # it may be raised
-            else:
-                without_frames(error)
-            self.has_failed_alone |= count - begin == 1
-            return True
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
+            is_refused = refusal_of(error, self.delivery) is not None
+            without_frames(error)
+            if is_refused:
+                return True
             why = type(error).__name__
             if isinstance(error, OffsetStoreError):  # it may be what is wrong, such as rows of another type
                 why += f": {str(error).removesuffix(error.next_step).rstrip('. ')}"
             raise _SearchEnded(why) from None
         self.has_passed |= self.rows > 0
-        if not (without or begin) and count < self.fewest:  # else it is a refusal that did not recur
-            self.accepted = count
         return False
 
-    def record(self, number: int) -> Coordinates:
-        """Return the record with this number."""
-        [(tp, range_)] = cut(self.ranges, number - 1, number).items()
+    def _record(self, number: int) -> Coordinates:
+        [(tp, range_)] = cut(self.rest, number, number + 1).items()
         return tp, range_.from_
+
+    def named(self, *, is_stored: bool) -> RowsRefused:
+        """The error, which names the record, and says how to pass over it if it is known to be the cause."""
+        only = cut(self.rest, 0, 1)
+        [(tp, range_)] = only.items()
+        is_known, next_step = self.is_cause or self.is_of_call, self.refused.next_step
+        if is_known and self.is_of_record:  # a bug of a handler would only meet the next record
+            by_code = _BY_NO_ROWS if self.is_of_call else _BY_A_FILTER
+            next_step += skipping(self.claim, tp, range_) if is_stored else by_code
+        place = f"first refused at record {tp}@{range_.from_}"
+        if not is_known:
+            place += f", but the cause may be any of {describe(self.rest)}"
+        stored: Ranges = self.before if is_stored else {}
+        place += f"{self.ended}; "
+        place += f"stored before it: {describe(stored)}" if stored else "nothing before it was stored"
+        named = self.refused.among(only if is_known else self.rest, place, stored=stored, next_step=next_step)
+        if isinstance(named, FunctionFailed):
+            named.is_of_record = self.is_of_record
+        return named

@@ -58,13 +58,9 @@ class Plan:
             tp: decision.remaining for tp, decision in self.decisions.items() if decision.outcome is not Outcome.SKIP
         }
 
-    def up_to(self, part: Mapping[TopicPartition, OffsetRange]) -> Plan:
-        """Limit the plan to ``part``, the first of the remaining records; partitions not in it are left out."""
-        decisions = {
-            tp: decide(self.decisions[tp].stored, OffsetRange(self.decisions[tp].range.from_, range_.until))
-            for tp, range_ in part.items()
-        }
-        return replace(self, decisions=decisions)
+    def at(self, part: Mapping[TopicPartition, OffsetRange]) -> Plan:
+        """Plan only ``part`` of the records, and all of it: each range begins where its partition is stored by then."""
+        return replace(self, decisions={tp: decide(range_.from_, range_) for tp, range_ in part.items()})
 
     def is_worth_computing(self, claim: Claim) -> bool:
         """Whether to compute at all: not for a stale claim, after a gap, or if nothing remains.

@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 from offsetstore.errors import CommitUnknown, FunctionFailed, OffsetGap, RowsRefused, SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition, describe
 from offsetstore.processing.between import Flush
-from offsetstore.processing.blame import blame, blame_uncomputable, raise_own, unreadable
+from offsetstore.processing.blame import name_uncomputable, raise_own, refusal_of, unreadable, write_in_halves
 from offsetstore.processing.delivery import Delivery, KeptRows
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, commit_plan, create_rows
@@ -59,11 +58,11 @@ class Policy(Protocol):
 
 
 class Whole:
-    """Writes each delivery in one transaction. If a record can't be written, it is searched for.
+    """Writes each delivery in one transaction; one that is refused in halves, up to the record that can't be written.
 
     :param recovery: makes such records dead letters.
-    :param at_once: what comes before a record that can't be computed is stored in transactions of whole partitions,
-        with so many offsets each; with 0 each partition has its own.
+    :param at_once: what was refused is written in transactions of partitions with so many offsets together; with 0 each
+        partition has its own.
     """
 
     def __init__(
@@ -76,71 +75,68 @@ class Whole:
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:
         """See `Policy`."""
-        with naming_record(delivery, lambda failed: self.blame_failed(failed, delivery, stored)):
-            if self._recovery is not None and self._recovery.is_careful(delivery.ranges):
-                return self._recovery.write(delivery, stored)
-            watch, plan = Stopwatch(), Plan.of(self._claim, delivery.ranges, delivery.terms)
-            watch.lap("plan")
-            try:
-                return self._compute_and_commit(delivery, plan, watch)
-            except Exception as error:
-                if self._recovery is not None and may_be_of_records(delivery, error):
-                    without_frames(error)
-                    return self._recovery.write(delivery, stored)
-                if isinstance(error, RowsRefused):
-                    raise self.blame(error, delivery, plan, stored) from None
+        if self._recovery is not None and self._recovery.is_careful(delivery.ranges):
+            return self.write_carefully(delivery, stored)
+        watch, plan = Stopwatch(), Plan.of(self._claim, delivery.ranges, delivery.terms)
+        watch.lap("plan")
+        try:
+            written = self._compute_and_commit(delivery, plan, watch)
+        except Exception as error:
+            if self._recovery is not None and may_be_of_records(delivery, error):
+                without_frames(error)
+                return self.write_carefully(delivery, stored)
+            if refusal_of(error, delivery) is None:
                 raise
+            self.write_in_halves(error, delivery, plan, stored)
+            return stored.written(watch.seconds)
+        if not stored.ranges:
+            return written
+        if written is not None:
+            stored.add(plan.remaining(), written.rows)
+        return stored.written(watch.seconds)
 
     def write_carefully(self, delivery: Delivery, stored: Stored) -> Written | None:
-        """Write what remains; records that can't be written become dead letters. Only with a `Recovery`."""
+        """Write what remains; records that can't be written become dead letters. Only with a `Recovery`.
+
+        If the rows can't be computed, and the records can be read, the source's own error is raised: recovery has found
+        each bad record then, and it alone knows which good ones have to wait.
+        """
         assert self._recovery is not None
-        with naming_record(delivery, lambda failed: self.blame_failed(failed, delivery, stored)):
+
+        def name(failed: FunctionFailed) -> RowsRefused:
+            remaining = Plan.of(self._claim, delivery.ranges, delivery.terms).remaining()
+            return unreadable(failed, delivery, remaining, self._claim) or raise_own(failed)
+
+        with naming_record(delivery, name):
             return self._recovery.write(delivery, stored)
 
-    def blame(
-        self, refused: RowsRefused, delivery: Delivery, plan: Plan, stored: Stored, *, seconds: float | None = None
-    ) -> RowsRefused:
-        """Find the refused record among those of the plan, and store those before it; return the error to raise."""
-        create_rows(self._claim, plan)
+    def write_in_halves(self, error: Exception, delivery: Delivery, plan: Plan, stored: Stored) -> None:
+        """Write what remains of a plan, up to the first record that is refused alone; see there.
 
-        def attempt(part: Ranges, without: Collection[Coordinates]) -> int:
+        :param error: one that a record may have caused: what remains could not be written, or computed, as a whole.
+        """
+        create_rows(self._claim, plan)
+        remaining, refused = plan.remaining(), refusal_of(error, delivery)
+        assert refused is not None
+        if isinstance(refused, FunctionFailed) and refused is not error:
+            found = unreadable(refused, delivery, remaining, self._claim)
+            if found is not None:
+                raise found from error
+        without_frames(error)
+
+        def write(part: Ranges) -> int:
+            written = self._compute_and_commit(delivery, plan.at(part), Stopwatch())
+            rows: Mapping[str, int] = {} if written is None else written.rows
+            stored.add(part, rows)
+            return sum(rows.values())
+
+        def attempt(rest: Ranges, part: Ranges, without: Collection[Coordinates]) -> int:
             rows = delivery.rows(part, without)
-            tried = commit(self._claim, Unit(plan.decisions, rows, ending=Ending.ROLL_BACK, terms=plan.terms))
+            unit = Unit(plan.at(rest).decisions, rows, ending=Ending.ROLL_BACK, terms=plan.terms)
+            tried = commit(self._claim, unit)
             return sum(tried.rows.values()) if tried is not None else 0
 
-        return blame(
-            refused,
-            plan.remaining(),
-            attempt,
-            self._claim,
-            self._storing(delivery, plan, stored),
-            repeats=delivery.repeats,
-            check=partial(delivery.sleep, 0),
-            seconds=seconds,
-        )
-
-    def blame_failed(self, failed: FunctionFailed, delivery: Delivery, stored: Stored) -> RowsRefused:
-        """Find the first record with which rows can't be computed, and store those before it.
-
-        :raises Exception: the source's own, if it does not recur. With dead letters also if the records can be read:
-            recovery has found each bad record then, and it alone knows which good ones have to wait.
-        """
-        plan = Plan.of(self._claim, delivery.ranges, delivery.terms)
-        create_rows(self._claim, plan)
-        if self._recovery is not None:
-            return unreadable(failed, delivery, plan.remaining(), self._claim) or raise_own(failed)
-        store = self._storing(delivery, plan, stored)
-        return blame_uncomputable(failed, delivery, plan.remaining(), self._claim, store, at_once=self._at_once)
-
-    def _storing(self, delivery: Delivery, plan: Plan, stored: Stored) -> Callable[[Ranges], None]:
-        """Make a function that stores the first of the remaining records."""
-
-        def store(part: Ranges) -> None:
-            written = self._compute_and_commit(delivery, plan.up_to(part), Stopwatch())
-            if written is not None:
-                stored.add(part, written.rows)
-
-        return store
+        write_in_halves(refused, remaining, delivery, self._claim, write=write, attempt=attempt, at_once=self._at_once)
 
     def _compute_and_commit(self, delivery: Delivery, plan: Plan, watch: Stopwatch) -> Written | None:
         if not plan.is_worth_computing(self._claim):
@@ -212,7 +208,7 @@ class Marked:
         """See `Policy`."""
         self._memory.require_whole()
         claim, watch = self._claim, Stopwatch()
-        with naming_record(delivery, lambda failed: blame_uncomputable(failed, delivery, delivery.ranges, claim)):
+        with naming_record(delivery, lambda failed: name_uncomputable(failed, delivery, claim)):
             plan = Plan.of(claim, delivery.ranges, delivery.terms, delivered)
             watch.lap("plan")
             rows = None

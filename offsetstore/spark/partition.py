@@ -19,7 +19,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, StaleClaim
-from offsetstore.offsets import TopicPartition, count_offsets
+from offsetstore.offsets import TopicPartition, count_offsets, describe
 from offsetstore.processing.handling import HandlerFailed
 from offsetstore.processing.letters import PART, Recovery
 from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, create_rows
@@ -140,9 +140,9 @@ class PerPartition:
             if self._recovery is not None and may_be_of_records(batch, error):
                 without_frames(error)
                 return self._whole.write_carefully(batch, stored)
-            if (failed := batch.failed(error)) is None:
+            if batch.failed(error) is None:
                 raise
-            raise self._whole.blame_failed(failed, batch, stored) from error
+            return self._write_in_halves(error, batch, stored, watch)
         watch.lap("tasks")
         done = {result.topic_partition for result in results if result.is_stored}
         try:
@@ -151,7 +151,7 @@ class PerPartition:
             if self._recovery is not None:
                 without_frames(error)
                 return _with_seconds(self._whole.write_carefully(batch, stored), watch.seconds)
-            raise self._blame(error, batch, plan, stored) from None
+            return self._write_refused(error, batch, plan, stored, watch)
         if self._retryable is not None:
             raise self._retryable
         if any(result.ending is TaskEnding.OUTDATED for result in results):
@@ -162,18 +162,29 @@ class PerPartition:
         watch.lap("tasks")
         return stored.written(watch.seconds)
 
-    def _blame(
-        self, refused: RowsRefused | HandlerFailed, batch: MicroBatch, plan: Plan, stored: Stored
-    ) -> RowsRefused:
-        """Find the refused record, and store those before it; on the driver, as a task would."""
+    def _write_in_halves(self, error: Exception, batch: MicroBatch, stored: Stored, watch: Stopwatch) -> Written | None:
+        """Write what tasks have not, on the driver, up to the record that can't be computed."""
+        self._whole.write_in_halves(error, batch, Plan.of(self._claim, batch.ranges), stored)
+        return stored.written(watch.seconds)
+
+    def _write_refused(
+        self, refused: RowsRefused | HandlerFailed, batch: MicroBatch, plan: Plan, stored: Stored, watch: Stopwatch
+    ) -> Written | None:
+        """Write a partition that was refused, on the driver, as a task would, up to the refused record.
+
+        :raises PlanOutdated: it is accepted now; others may still have to be written.
+        """
         if isinstance(refused, HandlerFailed):
-            return self._whole.blame_failed(refused.failed, batch, stored)
+            return self._write_in_halves(refused, batch, stored, watch)
         tp = refused.topic_partition
         if tp is None or tp not in plan.decisions:
-            return refused
+            raise refused
         ranges = {tp: plan.decisions[tp].remaining}
-        is_small = count_offsets(ranges) <= LARGE  # the rows of a part are collected on the driver
-        return self._whole.blame(refused, batch, plan.up_to(ranges), stored, seconds=None if is_small else 0)
+        if count_offsets(ranges) > LARGE:  # the rows of a part are collected on the driver
+            place = f"first refused at one of the records {describe(ranges)}, too many to look for it"
+            raise refused.among(ranges, place, stored={}, next_step=refused.next_step)
+        self._whole.write_in_halves(refused, batch, plan.at(ranges), stored)
+        raise PlanOutdated("rows were refused, and accepted a moment later")
 
     def _run(
         self,

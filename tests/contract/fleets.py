@@ -274,7 +274,7 @@ class FleetContract(ContractParts):
         member.assign([P0])
         later = Plan.of(member, {P0: OffsetRange(0, 5)}, read)
 
-        for one in (plan, later, later.up_to({P0: OffsetRange(0, 2)})):
+        for one in (plan, later, later.at({P0: OffsetRange(0, 2)})):
             with pytest.raises(PartitionLost):
                 commit(member, Unit(one.decisions, {}, terms=one.terms))
         assert self.stored()[P0] == 0

@@ -91,7 +91,9 @@ def test_what_is_right_violates_nothing() -> None:
     assert check(Tables(3, 6), *looks, bad=BAD) == []
     assert check(Tables(3), *looks, look(8, 3, replayed=(6,)), bad=BAD) == []
     assert check(Tables(), look(8), events=(begun(8), failed("CommitUnknown"))) == []
-    assert check(Tables(), look(8), events=(begun(9), failed("RowsRefused", stored={"payments-0": [0, 8]}))) == []
+    refused = (begun(9), failed("RowsRefused", stored={"payments-0": [0, 8]}))
+    for tables in (Tables(), moved(("UPDATE", 0, 4, True), ("UPDATE", 4, 8, True))):
+        assert check(tables, look(8), events=refused) == []
     again = Tables()
     again.moves += [("UPDATE", 8, 6, False), ("UPDATE", 6, 8, True)]
     again.landed += again.landed[6:8]
@@ -153,6 +155,12 @@ VIOLATED: dict[str, tuple[Tables, list[Look], dict[str, Any], list[str]]] = {
     "stored elsewhere": (
         *(Tables(), [look(8)], {"events": (begun(9), failed("RowsRefused", stored={"payments-0": [0, 7]}))}),
         ["I6: payments-0...0 -> 8 was reported failed (RowsRefused)...0 -> 7 was reported stored, and did not advance"],
+    ),
+    "stored in halves, and one of them not told": (
+        moved(("UPDATE", 0, 4, True), ("UPDATE", 4, 8, True)),
+        [look(8)],
+        {"events": (begun(9), failed("RowsRefused", stored={"payments-0": [0, 4]}))},
+        ["I6: payments-0...0 -> 8 was reported failed (RowsRefused)...0 -> 4 was reported stored, and did not advance"],
     ),
     # Letters, which are not those of the bad records.
     "a record in the results and in a letter": (Tables(6), LETTERS, {"bad": BAD}, ["I2...", "I5..."]),

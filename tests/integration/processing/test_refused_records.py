@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 
 from offsetstore import Append, Claim, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
-from offsetstore.processing.blame import blame
-from offsetstore.processing.plan import Plan
-from offsetstore.processing.unit import Coordinates, Ranges
+from offsetstore.processing.by_record import ArrowRows
+from offsetstore.processing.plan import BatchMetadata, Plan
+from offsetstore.processing.policies import Whole
+from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges, Stored
+from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.replay import decide
 from offsetstore.protocol.work import Work
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.executors.task import TaskEnding, Tasks
 from offsetstore.store.identity import TaskClaim
+from offsetstore.store.term import Term, Terms
 from tests.integration.conftest import Query
 from tests.integration.transacting import process
 from tests.integration.writers.writing import batch, kafka
@@ -32,27 +37,72 @@ def claim(store: OffsetStore) -> Claim:
     return store.claim("billing", topics=["payments"])
 
 
-@pytest.mark.behaviour("TX-18")
-def test_a_withdrawal_that_a_later_deposit_covers_is_not_blamed(claim: Claim, query: Query) -> None:
-    """The whole batch is combined by key first; a part of it may end before the deposit."""
+@dataclass(frozen=True)
+class Rows:
+    """A delivery of rows, of which each is one record's; see `Delivery`."""
+
+    claim: Claim
+    writer: Writer
+    listed: Sequence[Mapping[str, object]]
+    number: int = 0
+    terms: Terms = field(default_factory=dict[TopicPartition, Term])
+
+    @property
+    def ranges(self) -> Ranges:
+        return {P0: OffsetRange(0, len(self.listed))}
+
+    def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> dict[str, ArrowRows]:
+        chosen = [self.listed[at] for at in range(part[P0].from_, part[P0].until) if (P0, at) not in without]
+        batches = [batch({name: [row[name] for row in chosen] for name in self.listed[0]})] if chosen else []
+        return {UNNAMED: ArrowRows(self.writer, batches)}
+
+    def failed(self, _: Exception) -> None: ...
+
+    def sleep(self, _: float) -> None: ...
+
+    def repeats(self) -> bool:
+        return True
+
+    def write(self) -> RowsRefused:
+        with pytest.raises(RowsRefused) as refused:
+            Whole(self.claim, BatchMetadata(self.claim, None)).write(cast("Any", self), Stored())
+        return refused.value
+
+
+def balances(query: Query, claim: Claim, changed: Mapping[int, tuple[str, int]]) -> Rows:
     query("CREATE TABLE balances (account text PRIMARY KEY, amount bigint CHECK (amount >= 0))")
     rows = [{"account": f"other {number}", "amount": 1} for number in range(8)]
-    rows[1], rows[5] = {"account": "A", "amount": -50}, {"account": "A", "amount": 100}
-    rows[7] = {"account": "B", "amount": -5}
-    writer, whole = Upsert("balances", key=["account"], add=["amount"]), {P0: OffsetRange(0, 8)}
+    for number, (account, amount) in changed.items():
+        rows[number] = {"account": account, "amount": amount}
+    return Rows(claim, Upsert("balances", key=["account"], add=["amount"]), rows)
 
-    def attempt(part: Ranges, without: Collection[Coordinates] = ()) -> int:
-        """Write some of the rows, of which each is one record's, and take them back."""
-        chosen = [rows[at] for at in range(part[P0].from_, part[P0].until) if (P0, at) not in without]
-        batches = [batch({name: [row[name] for row in chosen] for name in rows[0]})] if chosen else []
-        return tried(claim, {P0: decide(0, whole[P0])}, lambda work: writer.write(work, batches))
 
-    with pytest.raises(RowsRefused) as caught:
-        attempt(whole)
-    found = blame(caught.value, whole, attempt, claim)
+@pytest.mark.behaviour("TX-18")
+def test_a_withdrawal_that_a_later_deposit_covers_is_not_blamed(store: OffsetStore, claim: Claim, query: Query) -> None:
+    """The whole batch is combined by key first; a part of it may end before the deposit."""
+    rows = balances(query, claim, {1: ("A", -50), 5: ("A", 100), 7: ("B", -5)})
 
-    assert found.offsets == OffsetRange(1, 8)
-    assert "reset" not in found.next_step
+    refused = rows.write()
+
+    assert refused.offsets == OffsetRange(1, 8)
+    assert "reset" not in refused.next_step
+    assert query("SELECT * FROM balances") == [("other 0", 1)]
+    assert store.offsets("billing")[P0].next_offset == 1
+
+
+@pytest.mark.behaviour("TX-17")
+def test_what_comes_before_the_withdrawal_that_nothing_covers_is_stored_and_nothing_after_it(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
+    rows = balances(query, claim, {1: ("A", 100), 5: ("A", -150), 6: ("A", 10), 7: ("B", -5)})
+
+    refused = rows.write()
+
+    assert refused.offsets == OffsetRange(5, 6)
+    assert "--from-offset 5 --to-offset 6" in refused.next_step
+    stored = [("A", 100), ("other 0", 1), ("other 2", 1), ("other 3", 1), ("other 4", 1)]
+    assert query("SELECT * FROM balances ORDER BY 1") == stored
+    assert store.offsets("billing")[P0].next_offset == 5
 
 
 def test_a_frozen_search_is_ended_by_a_claim_and_ends_with_that(

@@ -28,7 +28,7 @@ from offsetstore.errors import (
     StaleClaim,
 )
 from offsetstore.processing.runner import Interrupted, Settings
-from offsetstore.processing.unit import Coordinates
+from offsetstore.processing.unit import UNNAMED, Coordinates, PlanOutdated
 from offsetstore.protocol.events import BatchEnded, BatchStarted, IdleWorkFailed, PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.memory import MemoryDatabase
@@ -175,15 +175,38 @@ class NowAndThen(Results):
 
 
 @pytest.mark.behaviour("TX-18")
-def test_a_refusal_that_comes_and_goes_ends_the_job_after_five_plans_and_names_no_record(
-    store: InMemoryOffsetStore, claim: Claim
+@pytest.mark.parametrize("refused", [{1}, {1, 3, 5, 7}, {1, 2, 3}, {1, 2, 3, 4}, {1, 2, 4, 5}], ids=str)
+def test_a_refusal_that_comes_and_goes_names_no_record_and_each_is_written_once(
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, refused: set[int]
 ) -> None:
-    writer = NowAndThen(refuses=lambda number: number % 2 == 1)
-    with pytest.raises(SinkError, match=r"5 plans of batch 0.*accepted a moment later") as failed:
-        MemorySource(claim, writer, Settings(), {P0: [b"0"]}).drain_log()
-    assert not isinstance(failed.value, RowsRefused)
-    assert len(writer.transactions) == 2 * 5
-    assert (numbers(store), stored(store)) == ([], 0)
+    writer = NowAndThen(refuses=refused.__contains__)
+    source = MemorySource(claim, writer, Settings(), {P0: [b"0", b"1", b"2"]})
+    source.drain_log()
+    assert (numbers(store), stored(store)) == ([0, 1, 2], 3)
+    [written] = recorder.of(BatchEnded, "written")
+    assert written.rows == {UNNAMED: 3}
+
+
+@pytest.mark.behaviour("TX-17")
+def test_a_batch_that_is_planned_again_while_it_is_written_in_halves_tells_of_all_its_rows(
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
+) -> None:
+    @dataclass
+    class Outdated(Results):
+        """Refuses the whole, takes the first, and then has a plan that is outdated, once."""
+
+        def write(self, work: Any, batches: Iterable[Any]) -> int:
+            written = super().write(work, batches)
+            if len(self.transactions) in {1, 2}:
+                raise RowsRefused("the database refused rows", sqlstate="23503")
+            if len(self.transactions) == 4:
+                raise PlanOutdated
+            return written
+
+    MemorySource(claim, Outdated(), Settings(), {P0: [b"0", b"1", b"2"]}).drain_log()
+    assert (numbers(store), stored(store)) == ([0, 1, 2], 3)
+    [written] = recorder.of(BatchEnded, "written")
+    assert written.rows == {UNNAMED: 3}
 
 
 @pytest.mark.behaviour("TX-15")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from pyspark.logger import PySparkLogger
 from offsetstore import DeadLetters, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
 from offsetstore.local.free_ports import free_port
+from offsetstore.processing.blame import unreadable
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.policies import Whole
@@ -322,6 +324,7 @@ class Rows:
         return len(self.records)
 
     def write(self, work: Work) -> int:
+        PARTITIONS.add(len({tp for tp, _ in self.records}))
         work.connection.extend("results", self.records)
         if REFUSED and any(tp == P1 for tp, _ in self.records):
             raise RowsRefused("refused")
@@ -329,6 +332,8 @@ class Rows:
 
 
 REFUSED: list[bool] = []
+PARTITIONS: set[int] = set()
+"""How many were written at once."""
 BAD: set[tuple[TopicPartition, int]] = set()
 LOOKS: list[MicroBatch] = []
 
@@ -424,12 +429,12 @@ class Unreadable:
         raise self.error
 
 
-def name_record(frame: Unreadable, failed: FunctionFailed) -> RowsRefused:
-    """Look for the bad record in a batch of one."""
+def name_record(frame: Unreadable, failed: FunctionFailed) -> RowsRefused | None:
+    """Tell whether the record in a batch of one can be read."""
     with InMemoryOffsetStore() as store:
         claim = store.claim("billing", topics=["payments"])
         batch = batch_of(frame, {TopicPartition("payments", 0): OffsetRange(7, 8)})
-        return Whole(claim, BatchMetadata(claim, None)).blame_failed(failed, batch, Stored())
+        return unreadable(failed, batch, batch.ranges, claim)
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -445,6 +450,7 @@ def name_record(frame: Unreadable, failed: FunctionFailed) -> RowsRefused:
 def test_a_record_whose_timestamp_is_out_of_range_is_named_with_the_command_that_skips_it(thrown: Thrown) -> None:
     assert function_failed(awaited(thrown)) is not None
     named = name_record(Unreadable(thrown), FunctionFailed("Spark can't compute a row"))
+    assert named is not None
     assert named.offsets == OffsetRange(7, 8)
     assert "--from-offset 7 --to-offset 8" in str(named)
 
@@ -486,20 +492,24 @@ def test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_s
     """By partition: an `Execute` that is not splittable is given no more than one of them at once."""
     at_once = 0 if by_partition else 500
     REFUSED[:] = [True] * refused
+    PARTITIONS.clear()
     BAD.clear()
     BAD.add((P1, 5))
-    accepted = {P0: OffsetRange(0, 9), P1: OffsetRange(0, 5)}
+    accepted = {P0: OffsetRange(0, 7), P1: OffsetRange(0, 5)}
     with InMemoryOffsetStore() as memory:
         claim = memory.claim("billing", topics=["payments"])
         query: Any = SimpleNamespace(sleep=abs)
-        batch = Failing(UNUSED, 0, query, {P0: OffsetRange(0, 9), P1: OffsetRange(0, 9)}, claim, UNUSED)
+        batch = Failing(UNUSED, 0, query, {P0: OffsetRange(0, 7), P1: OffsetRange(0, 9)}, claim, UNUSED)
         stored = Stored()
         with pytest.raises(RowsRefused) as raised:
             Whole(claim, BatchMetadata(claim, None), at_once=at_once).write(batch, stored)
-        expected = ({P0: accepted[P0]} if by_partition else {}) if refused else accepted
-        assert raised.value.stored == stored.ranges == expected
+        assert raised.value.stored == stored.ranges == ({P0: accepted[P0]} if refused else accepted)
+        assert f"first refused at record payments-1@{0 if refused else 5}" in str(raised.value)
         assert ("--from-offset 5" in str(raised.value)) is not refused
-        assert claim.offsets()[P0].next_offset == (9 if P0 in expected else 0)
+        rows: list[Any] = memory.rows("results")
+        written = Counter(tp for tp, _ in rows)
+        assert written == {tp: range_.size for tp, range_ in stored.ranges.items()}
+        assert (max(PARTITIONS) == 1) is by_partition
 
 
 @pytest.mark.behaviour("DLQ-16")

@@ -246,13 +246,17 @@ def _differs_from_report(
 ) -> Iterator[str]:
     """What a failed batch has advanced without saying so, and what it says it has stored, and has not.
 
-    Of single partitions, each in a transaction of its own, those that did not fail are advanced too.
+    What was refused is written in halves: of a partition, several moves follow one another. Of single partitions, each
+    in a transaction of its own, those that did not fail are advanced too.
     """
     stored = {tp: tuple(range_) for tp, range_ in event.what.get("stored", {}).items()}
+    advanced: dict[str, tuple[int, int]] = {}
     for tp, begin, end in moves:
-        is_told = stored.get(tp) == (begin, end)
-        if way != "partition" and not is_told and tp in begun and begun[tp][0] < end <= begun[tp][1]:
+        if tp in begun and begun[tp][0] < end <= begun[tp][1]:
+            advanced[tp] = (advanced.get(tp, (begin, end))[0], end)
+    for tp, (begin, end) in advanced.items():
+        if way != "partition" and stored.get(tp) != (begin, end):
             yield f"{tp} {begin} -> {end} was reported failed ({event.what['class_name']}), and advanced"
     for tp, (begin, end) in stored.items():
-        if (tp, begin, end) not in moves:
+        if advanced.get(tp) != (begin, end):
             yield f"{tp} {begin} -> {end} was reported stored, and did not advance"
