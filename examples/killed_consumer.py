@@ -53,7 +53,9 @@ def wait_for(rows: int) -> None:
 
 def kill_one() -> None:
     """Kill the process that has run for longest."""
-    pids = [int(member.owner.rpartition(":")[2]) for member in store.group_state("billing").members]
+    state = store.group_state("billing")
+    assert state is not None
+    pids = [int(member.owner.rpartition(":")[2]) for member in state.members]
     pid = next(pid for pid in pids if pid not in killed)
     killed.append(pid)
     os.kill(pid, signal.SIGKILL)
