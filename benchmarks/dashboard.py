@@ -35,7 +35,7 @@ from offsetstore.operations.stored_letters import LetterCursor
 from offsetstore.postgres.grants import grant_dashboard
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.background import as_main_work
+from offsetstore.runtime.background import as_main_work
 from offsetstore.testing import StaticBroker
 from tests.support.browser import browse
 

@@ -24,9 +24,9 @@ from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.background import as_main_work
 from offsetstore.protocol.events import Event, OutboxSent
 from offsetstore.protocol.outbox import MOST_ROWS, OutboxRecord
+from offsetstore.runtime.background import as_main_work
 from tests.support.outbox import put
 
 PARTITIONS: Final = 5

@@ -48,11 +48,8 @@ from offsetstore.postgres.outbox import (
 )
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.postgres.together import as_array
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.background import Background, as_main_work, meanwhile
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import OutboxBlocked, OutboxRefused, OutboxRests, OutboxSent, OutboxWaits
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import (
     ANCHOR,
@@ -83,6 +80,9 @@ from offsetstore.protocol.outbox import (
 from offsetstore.protocol.refusals import MOST_IN_A_ROW, Topics
 from offsetstore.protocol.refusals import TRIAL as _TRIAL
 from offsetstore.protocol.retries import Retries, may_pass
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.background import Background, as_main_work, meanwhile
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import transaction
 

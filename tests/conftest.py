@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.protocol import failpoints
+from offsetstore.runtime import failpoints
 from tests.packaging.building import Distributions
 from tests.support.recorder import Recorder
 

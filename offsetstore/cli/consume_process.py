@@ -40,10 +40,10 @@ from offsetstore.monitoring.processes import STACKS, Report
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.offsets import Ranges, describe
 from offsetstore.postgres.errors import is_refused, of_store
-from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import BatchEnded, Event
-from offsetstore.protocol.functions import TermSignal, call, tells_of_outage
 from offsetstore.protocol.runs import JobError
+from offsetstore.runtime.background import Background
+from offsetstore.runtime.functions import TermSignal, call, tells_of_outage
 from offsetstore.text import describe_error, describe_other, did_you_mean, error_text, place_of, print_trace
 
 if TYPE_CHECKING:

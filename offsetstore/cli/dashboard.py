@@ -15,7 +15,7 @@ from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.offset_store import OffsetStore
-from offsetstore.protocol.background import as_main_work
+from offsetstore.runtime.background import as_main_work
 
 TOKEN: Final = "OFFSETSTORE_DASHBOARD_TOKEN"  # noqa: S105 - the variable's name
 ACTIONS_URL: Final = "OFFSETSTORE_ACTIONS_URL"

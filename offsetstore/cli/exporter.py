@@ -10,7 +10,7 @@ from offsetstore.cli import options
 from offsetstore.cli.output import print_text
 from offsetstore.monitoring.exporter import MAX_PARTITION_SERIES, Exporter
 from offsetstore.monitoring.web import Server, serving_text, url_host
-from offsetstore.protocol.background import as_main_work
+from offsetstore.runtime.background import as_main_work
 
 
 @click.command()

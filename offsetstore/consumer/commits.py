@@ -23,11 +23,11 @@ from offsetstore.errors import BrokerError, OffsetStoreError
 from offsetstore.kafka.errors import Doing, broker_error, describe
 from offsetstore.kafka.group_offsets import in_requests
 from offsetstore.offsets import CommittedOffset, EpochPair, StoredOffset, TopicPartition
-from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import MirrorTried
-from offsetstore.protocol.functions import dropped, without_frames
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.runtime.background import meanwhile
+from offsetstore.runtime.functions import dropped, without_frames
 from offsetstore.store.fleet import Member
 from offsetstore.store.log_watch import LOOK_SECONDS
 from offsetstore.store.mirror import INTERVAL, LAST_COMMIT

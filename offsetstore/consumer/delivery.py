@@ -22,8 +22,8 @@ from offsetstore.processing.blame import find_failing
 from offsetstore.processing.by_record import ArrowRows, ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.unit import Coordinates, Ranges
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import Headers, Letter, Payload, digest
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import Term, Terms
 

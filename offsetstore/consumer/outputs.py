@@ -15,9 +15,9 @@ from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handled_rows import schemas_of
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.outputs import CheckedOutputs, check_reject_column, reject_of
-from offsetstore.protocol.functions import as_texts, call, tells_of_outage
 from offsetstore.protocol.letters import REJECT
 from offsetstore.protocol.ports import Writer
+from offsetstore.runtime.functions import as_texts, call, tells_of_outage
 from offsetstore.store.claim import Claim
 from offsetstore.text import at_line
 from offsetstore.writers.arrow.batches import shown

@@ -19,8 +19,8 @@ from offsetstore.demo.job_settings import GROUP, JobSettings, pause
 from offsetstore.demo.tables import ADDED, COLUMNS, KEY, OURS, WORST, connected
 from offsetstore.local.spark.java import QUICK
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf, stop_session
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchStarted, Event
+from offsetstore.runtime import failpoints
 from offsetstore.spark import tuned
 from offsetstore.testing.job_process import BatchPrinter, print_event
 

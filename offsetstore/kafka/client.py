@@ -20,8 +20,8 @@ from confluent_kafka.admin import AdminClient
 from offsetstore.errors import BrokerError, ConfigurationError
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe, no_answer
 from offsetstore.kafka.settings.mechanisms import instead_of
-from offsetstore.protocol.background import meanwhile
-from offsetstore.protocol.functions import call
+from offsetstore.runtime.background import meanwhile
+from offsetstore.runtime.functions import call
 
 K = TypeVar("K", bound="Hashable")
 _T = TypeVar("_T")

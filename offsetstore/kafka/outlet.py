@@ -29,9 +29,9 @@ from offsetstore.kafka.committed import committed_offsets, consumer_config, read
 from offsetstore.kafka.errors import MISSING, Doing, broker_error, describe, is_forbidden, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.outbox import Mark, OutboxRow, Position, Refusal, new_word
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.background import meanwhile
 
 _GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports meanwhile
 _HARMLESS: Final = "nothing was counted as sent"

@@ -19,9 +19,9 @@ from offsetstore.kafka.errors import MISSING, Doing
 from offsetstore.kafka.group_offsets import GroupOffsets
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.outbox import is_topic
 from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
+from offsetstore.runtime.functions import without_frames
 
 Committed = dict[str, "dict[TopicPartition, CommittedOffset] | BrokerError"]
 

@@ -13,11 +13,11 @@ from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_state import Lag
 from offsetstore.operations.group_status import standing, state_of
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.ports import BrokerOverview
+from offsetstore.runtime.functions import without_frames
 from offsetstore.text import logger
 
 _log = logger(__name__)

@@ -22,7 +22,7 @@ from offsetstore.monitoring.page import Death, End, Orders, Page, Words
 from offsetstore.monitoring.supervision import RunningClock
 from offsetstore.offsets import OffsetRange, Ranges, TopicPartition, describe
 from offsetstore.protocol.retries import doubled
-from offsetstore.protocol.signals import Requests
+from offsetstore.runtime.signals import Requests
 from offsetstore.store.run_record import resident_bytes
 
 STACKS: Final = signal.SIGUSR2

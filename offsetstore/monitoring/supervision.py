@@ -14,9 +14,9 @@ from typing import Final, Literal, NoReturn
 
 from offsetstore.errors import ExitCode
 from offsetstore.monitoring.health import Code, Facts, Limits, Verdict
-from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import ClaimTaken, Event, SinkMade
 from offsetstore.protocol.job_state import JobStates
+from offsetstore.runtime.background import Background
 from offsetstore.store.run_record import resident_bytes
 
 OnDead = Literal["exit"]

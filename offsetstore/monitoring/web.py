@@ -23,8 +23,8 @@ from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.numbers import check_whole
+from offsetstore.runtime.background import meanwhile
 
 SHORTEST_TOKEN: Final = 32
 """Characters."""

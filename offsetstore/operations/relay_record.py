@@ -19,12 +19,12 @@ from offsetstore.errors import OffsetStoreError, RelayFenced, StoreUnavailable
 from offsetstore.operations.people import people
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.session import PostgresSession
-from offsetstore.protocol.background import Background, meanwhile
 from offsetstore.protocol.database import Database
 from offsetstore.protocol.events import Event, OutboxBlocked, OutboxRests, OutboxSent, OutboxWaits
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.runs import Ending
+from offsetstore.runtime.background import Background, meanwhile
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.heartbeat import INTERVAL
 from offsetstore.store.sessions import transaction
 

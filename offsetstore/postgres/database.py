@@ -31,11 +31,11 @@ from offsetstore.postgres.outbox import Listener
 from offsetstore.postgres.schema import HEAD, VERSION_TABLE, quoted
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.postgres.url import SCHEMA_VARIABLE
-from offsetstore.protocol.background import Background
 from offsetstore.protocol.database import Session
-from offsetstore.protocol.forks import expect_own, is_own, keep_from_children
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.store_facts import StoreIdentity, is_earlier, runs_on
+from offsetstore.runtime.background import Background
+from offsetstore.runtime.forks import expect_own, is_own, keep_from_children
+from offsetstore.runtime.functions import without_frames
 from offsetstore.text import command, schema_option
 
 _log = logging.getLogger(__name__)

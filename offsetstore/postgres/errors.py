@@ -34,8 +34,8 @@ from offsetstore.errors import (
     TransactionConflict,
 )
 from offsetstore.postgres.schema import quoted
-from offsetstore.protocol.functions import chain, without_frames
 from offsetstore.protocol.texts import misplaced
+from offsetstore.runtime.functions import chain, without_frames
 
 DATABASE_ERRORS: Final = (psycopg.Error, SQLAlchemyError)
 """What SQLAlchemy and psycopg raise."""

@@ -17,7 +17,6 @@ from offsetstore.offsets import in_parts
 from offsetstore.postgres.errors import is_given_up, translated
 from offsetstore.postgres.letters import CHUNK, headers_as_json, length, read_headers
 from offsetstore.postgres.together import Statements, as_array
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.outbox import (
     MOST_COUNTED,
@@ -27,6 +26,7 @@ from offsetstore.protocol.outbox import (
     is_header_name,
     is_topic,
 )
+from offsetstore.runtime.functions import without_frames
 
 CHANNEL: Final = "offsetstore_outbox"
 """Of NOTIFY; the payload is the quoted schema of the tables, since a database may have several stores."""

@@ -44,7 +44,6 @@ from offsetstore.postgres.outbox import OutboxStatements
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.schema import quoted
 from offsetstore.postgres.together import Result, as_array, execute_together
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import (
     Advance,
     GroupRow,
@@ -54,11 +53,12 @@ from offsetstore.protocol.database import (
     NewOffset,
 )
 from offsetstore.protocol.fleet import FleetMember
-from offsetstore.protocol.forks import expect_own, is_own
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.store_facts import StoreIdentity
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.forks import expect_own, is_own
+from offsetstore.runtime.functions import without_frames
 from offsetstore.text import schema_option
 
 _log = logging.getLogger(__name__)

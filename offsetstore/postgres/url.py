@@ -15,7 +15,7 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from offsetstore.errors import ConfigurationError, StoreUnavailable, as_raised
 from offsetstore.postgres.errors import DATABASE_ERRORS
 from offsetstore.postgres.jdbc import libpq_parameters
-from offsetstore.protocol.functions import call
+from offsetstore.runtime.functions import call
 
 VARIABLE = "OFFSETSTORE_URL"
 SCHEMA_VARIABLE: Final = "OFFSETSTORE_SCHEMA"

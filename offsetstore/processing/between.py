@@ -17,12 +17,12 @@ from offsetstore.postgres.errors import raise_stripped, refusals, strip_chain, s
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.processing.pause import is_paused
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Turn, Unit, commit
-from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import FlushEnded, IdleWorkChanged, IdleWorkFailed
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
+from offsetstore.runtime.background import Background
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
 
 _LONGEST: Final = 1.0  # seconds between two looks

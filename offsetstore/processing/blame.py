@@ -26,10 +26,10 @@ from offsetstore.errors import FunctionFailed, OffsetStoreError, RowsRefused, St
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe, in_parts
 from offsetstore.processing.delivery import Delivery
 from offsetstore.processing.unit import Along, Coordinates, Decisions, Ending, PlanOutdated, Ranges, Unit, commit
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.work import Work
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
 from offsetstore.text import command

@@ -19,8 +19,8 @@ import pyarrow as pa
 from offsetstore.errors import ConfigurationError, FunctionEnded, as_raised
 from offsetstore.processing.handling import RESULT, Handler, HandlerError, NoRows, Outcome, Row, unfit
 from offsetstore.processing.unit import UNNAMED
-from offsetstore.protocol.functions import as_texts, call
 from offsetstore.protocol.letters import REJECT, writable
+from offsetstore.runtime.functions import as_texts, call
 from offsetstore.text import counted
 from offsetstore.writers.arrow.batches import KAFKA
 from offsetstore.writers.arrow.kinds import Inexact, check_exact, held, held_inside, replacement, stored, unknown

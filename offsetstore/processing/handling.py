@@ -39,13 +39,13 @@ from offsetstore.errors import (
     as_raised,
 )
 from offsetstore.lazy import find
-from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.context import as_current, propagated
-from offsetstore.protocol.functions import as_texts, call, tells_of_outage, without_frames
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.protocol.retries import Retries
+from offsetstore.runtime.background import meanwhile
+from offsetstore.runtime.functions import as_texts, call, tells_of_outage, without_frames
 from offsetstore.text import at_line
 
 Ordering: TypeAlias = Literal["key", "partition", "none"]

@@ -63,11 +63,11 @@ from offsetstore.processing.unit import (
     only_locks,
     write_all,
 )
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.context import propagated
 from offsetstore.protocol.events import LettersWritten
-from offsetstore.protocol.functions import chain, dropped, without_frames
 from offsetstore.protocol.letters import Cause, Failed, LetterError, NewLetter, Payload, rejected, trace_id
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.functions import chain, dropped, without_frames
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import may_have_letters
 from offsetstore.text import counted

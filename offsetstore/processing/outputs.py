@@ -12,9 +12,9 @@ from offsetstore.errors import ColumnMismatch, ConfigurationError, SinkError
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handling import Handler, HandlerFailed, check_order
 from offsetstore.processing.unit import UNNAMED
-from offsetstore.protocol.functions import call
 from offsetstore.protocol.letters import REJECT, LetterError, rejected
 from offsetstore.protocol.ports import TableWriter, Writer, declares
+from offsetstore.runtime.functions import call
 from offsetstore.store.claim import Claim
 from offsetstore.writers.into_table import IntoTable
 from offsetstore.writers.table.conversions import Words

@@ -14,7 +14,7 @@ from offsetstore.offsets import Pause, StoredOffset, TopicPartition
 from offsetstore.processing.unit import Unit, commit
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.events import PauseChanged
-from offsetstore.protocol.functions import without_frames
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import deciding, end_pause, read
 

@@ -11,10 +11,10 @@ from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.processing.delivery import CountedRows
 from offsetstore.processing.pause import read_unless_paused
 from offsetstore.processing.unit import Decisions, Ranges, Stopwatch, Unit, Written, commit, only_locks
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.functions import call
 from offsetstore.protocol.metadata import Keep, Text, dump
 from offsetstore.protocol.replay import Outcome, decide
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.functions import call
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import Terms
 

@@ -35,9 +35,9 @@ from offsetstore.processing.unit import (
     only_locks,
 )
 from offsetstore.protocol.events import FlushEnded
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.replay import Outcome, decide
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import delivered, unmarked
 

@@ -42,12 +42,12 @@ from offsetstore.processing.unit import (
     only_locks,
     write_all,
 )
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersReplayed
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import FailedReplay, Letter, LetterError, LetterKey
 from offsetstore.protocol.retries import doubled
 from offsetstore.protocol.work import Work
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
 from offsetstore.text import logger

@@ -29,10 +29,10 @@ from offsetstore.processing.put_back import Requests
 from offsetstore.processing.unit import PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol.context import check_propagate, propagated
 from offsetstore.protocol.events import BatchEnded, BatchStarted, DrainChanged
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.ports import Writer, declares
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
 
 LOOK: Final = 0.5

@@ -18,8 +18,6 @@ from uuid import UUID
 
 from offsetstore.errors import RowsRefused
 from offsetstore.offsets import OffsetRange, Ranges, TopicPartition
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.functions import call
 from offsetstore.protocol.letters import Failed, NewLetter
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
@@ -27,6 +25,8 @@ from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.functions import call
 from offsetstore.store.term import Term, Terms
 from offsetstore.store.transaction import Transaction
 

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, MetadataError, as_raised
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol.functions import call
 from offsetstore.protocol.texts import misplaced
+from offsetstore.runtime.functions import call
 
 MAX_BYTES: Final = 1 << 20
 """The largest metadata in bytes of UTF-8, 1 MiB."""

@@ -24,7 +24,7 @@ from offsetstore.protocol.events import (
     PauseChanged,
     Retried,
 )
-from offsetstore.protocol.functions import call, without_frames
+from offsetstore.runtime.functions import call, without_frames
 from offsetstore.text import describe_error
 
 _log = logging.getLogger("offsetstore")

@@ -32,8 +32,8 @@ from offsetstore.processing.by_record import ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.outputs import reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import Letter, Payload
+from offsetstore.runtime.functions import without_frames
 from offsetstore.spark.function_errors import function_failed, is_over_limit
 from offsetstore.spark.kafka_columns import by_partition, headers_of, letters_frame, looked_up
 from offsetstore.spark.outputs import Outputs

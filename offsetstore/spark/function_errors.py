@@ -23,7 +23,7 @@ from pyspark.logger import PySparkLogger
 
 from offsetstore.errors import FunctionFailed, SinkError
 from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error
-from offsetstore.protocol.functions import is_outage
+from offsetstore.runtime.functions import is_outage
 
 _SPARK: Final = "org.apache.spark.SparkException"
 _WORKER: Final = "org.apache.spark.api.python.PythonException"

@@ -17,9 +17,9 @@ from offsetstore.processing.handling import Handler
 from offsetstore.processing.outputs import CheckedOutputs
 from offsetstore.processing.unit import Ranges
 from offsetstore.protocol.events import HandlerCalled
-from offsetstore.protocol.functions import call
 from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.ports import TableWriter, Writer
+from offsetstore.runtime.functions import call
 from offsetstore.spark.handlers import Handled, HandlerTransform, TopicIds
 from offsetstore.spark.kafka_columns import KAFKA, with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row

@@ -33,10 +33,10 @@ from offsetstore.processing.unit import (
     Written,
     commit,
 )
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.numbers import check_whole
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.functions import without_frames
 from offsetstore.spark.collecting import LARGE
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once

@@ -27,8 +27,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from offsetstore.errors import ExitCode, OffsetStoreError, exit_code
 from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, LettersWritten, PauseChanged, QueryStarted
-from offsetstore.protocol.functions import InterruptSignal, TermSignal
-from offsetstore.protocol.signals import Requests
+from offsetstore.runtime.functions import InterruptSignal, TermSignal
+from offsetstore.runtime.signals import Requests
 from offsetstore.spark.function_errors import is_of_java, told_by_us, typed
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.query import parse_offsets

@@ -30,13 +30,13 @@ from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Taken
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import SinkMade
-from offsetstore.protocol.functions import with_empty_frames
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.ports import Writer
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.functions import with_empty_frames
 from offsetstore.spark.careful import computed_letters
 from offsetstore.spark.checkpoints import prune
 from offsetstore.spark.continuity import check_start

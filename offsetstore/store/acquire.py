@@ -29,10 +29,8 @@ from offsetstore.errors import (
     TransactionLost,
 )
 from offsetstore.offsets import BrokerView, StoredOffset, Suspect, Token, TopicPartition, makes_many
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, NewOffset, Session, renamed
 from offsetstore.protocol.fleet import fleet_name
-from offsetstore.protocol.functions import call, without_frames
 from offsetstore.protocol.log_evidence import LogLook, log_truncated, look, same_logs
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
@@ -40,6 +38,8 @@ from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp, latest_epoch
 from offsetstore.protocol.starting import Reason, Start, StartingOffsets, similar_names
 from offsetstore.protocol.store_facts import StoreIdentity
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.functions import call, without_frames
 from offsetstore.store import adoption
 from offsetstore.store.adoption import QueryCheckpoint
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest

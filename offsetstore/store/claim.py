@@ -19,8 +19,6 @@ from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError,
 from offsetstore.offsets import BrokerView, OffsetRange, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import ClaimEnded, ClaimTaken, DatabaseAsked
-from offsetstore.protocol.forks import expect_own, is_own
-from offsetstore.protocol.functions import call
 from offsetstore.protocol.log_evidence import FindTruncated, log_truncated
 from offsetstore.protocol.marking import Marking, Position
 from offsetstore.protocol.metadata import Formats, check_formats, dump, format_of, load
@@ -32,6 +30,8 @@ from offsetstore.protocol.runs import JobError
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.texts import check_new_name, check_text
+from offsetstore.runtime.forks import expect_own, is_own
+from offsetstore.runtime.functions import call
 from offsetstore.store import mirror as mirrors
 from offsetstore.store.claim_rows import ClaimRows
 from offsetstore.store.heartbeat import Heartbeat

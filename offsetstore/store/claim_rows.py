@@ -8,7 +8,7 @@ from typing import Final
 
 from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.protocol.database import Database, Session
-from offsetstore.protocol.functions import without_frames
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.sessions import read, transaction
 

@@ -21,12 +21,12 @@ from offsetstore.errors import (
     TopicMissing,
 )
 from offsetstore.offsets import BrokerView, EpochPair, StoredOffset, Token, TopicPartition, Watermarks
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import GroupRow, Session
 from offsetstore.protocol.fleet import fleet_name, may_share
-from offsetstore.protocol.functions import dropped
 from offsetstore.protocol.log_evidence import look
 from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.functions import dropped
 from offsetstore.store.acquire import (
     AGAIN,
     Asked,

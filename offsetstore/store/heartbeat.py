@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
 
-from offsetstore.protocol.background import Background, meanwhile
 from offsetstore.protocol.database import Database, Session
-from offsetstore.protocol.functions import without_frames
+from offsetstore.runtime.background import Background, meanwhile
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.run_record import RunRecord
 from offsetstore.store.sessions import transaction
 

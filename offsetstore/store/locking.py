@@ -21,11 +21,11 @@ from offsetstore.errors import (
     StaleClaim,
 )
 from offsetstore.offsets import OffsetRange, Token, TopicPartition
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Database, HistoryEvent, LockedRow, Session
-from offsetstore.protocol.forks import expect_own
 from offsetstore.protocol.marking import base
 from offsetstore.protocol.replay import Decision, Outcome, decide
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.forks import expect_own
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.takeover import taken_by
 from offsetstore.store.term import Term, Terms

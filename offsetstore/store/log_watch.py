@@ -16,11 +16,11 @@ from typing import Final, TypeAlias
 
 from offsetstore.errors import BrokerError
 from offsetstore.offsets import StoredOffset, Token, TopicPartition, Watermarks
-from offsetstore.protocol.background import Background
 from offsetstore.protocol.database import HistoryEvent, LockedRow, Session
-from offsetstore.protocol.functions import call, without_frames
 from offsetstore.protocol.log_evidence import LogLook, known_ids, look
 from offsetstore.protocol.ports import BrokerOffsets
+from offsetstore.runtime.background import Background
+from offsetstore.runtime.functions import call, without_frames
 from offsetstore.store.claim_rows import ClaimRows
 from offsetstore.store.identity import ClaimInfo
 

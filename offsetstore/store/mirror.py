@@ -19,14 +19,14 @@ from typing import Final
 
 from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused, as_raised
 from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.background import Background
 from offsetstore.protocol.database import HistoryEvent, Session
 from offsetstore.protocol.events import MirrorTried
-from offsetstore.protocol.functions import call, without_frames
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stamp import Stamp
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.background import Background
+from offsetstore.runtime.functions import call, without_frames
 from offsetstore.store.claim_rows import ClaimRows
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.text import logger

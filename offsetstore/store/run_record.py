@@ -27,7 +27,6 @@ from offsetstore.errors import (
     TransactionLost,
 )
 from offsetstore.offsets import Token, describe
-from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import (
     BatchEnded,
@@ -38,9 +37,10 @@ from offsetstore.protocol.events import (
     QueryStarted,
     Retried,
 )
-from offsetstore.protocol.functions import dropped, without_frames
 from offsetstore.protocol.job_state import JobState
 from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus, Source
+from offsetstore.runtime.background import meanwhile
+from offsetstore.runtime.functions import dropped, without_frames
 from offsetstore.store.identity import name_prefix
 from offsetstore.store.sessions import Connected, transaction
 from offsetstore.text import logger

@@ -11,9 +11,9 @@ from offsetstore.errors import ConnectionLost, LockTimeout, StoreUnavailable, Tr
 from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.events import Retried
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.retries import Retries, Timeouts, may_pass
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.identity import name_prefix
 
 _A = TypeVar("_A")

@@ -26,7 +26,7 @@ from uuid import UUID
 from offsetstore.errors import CommitUnknown, ConnectionLost, OffsetStoreError, StoreUnavailable, TransactionLost
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.database import Database, LockedRow
-from offsetstore.protocol.functions import without_frames
+from offsetstore.runtime.functions import without_frames
 from offsetstore.store.takeover import replaced_since
 
 _PAUSE = 0.2

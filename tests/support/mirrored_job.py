@@ -12,8 +12,8 @@ import sys
 import pyarrow as pa
 
 from offsetstore import Append, Broker, Claim, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import MirrorTried
+from offsetstore.runtime import failpoints
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from offsetstore import Append, Flush, OffsetStore
 from offsetstore.consumer import Consumer, SkipIf
 from offsetstore.monitoring import Monitoring
-from offsetstore.protocol import failpoints
+from offsetstore.runtime import failpoints
 from offsetstore.store import heartbeat
 from offsetstore.testing.job_process import BatchPrinter, print_event
 

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from offsetstore import Append, Broker, Claim, OffsetStore, Retries, TransactionalSink
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.monitoring import Limits, Monitoring
-from offsetstore.protocol import failpoints
+from offsetstore.runtime import failpoints
 from offsetstore.store import heartbeat
 from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.support.transforms import events

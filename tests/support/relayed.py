@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from offsetstore import Relay
 from offsetstore.errors import BrokerError, BrokerUnavailable, TopicMissing
 from offsetstore.kafka.outlet import ProducerEnded
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.outbox import Mark, OutboxRow, Position, Refusal
+from offsetstore.runtime import failpoints
 from tests.support.background import in_background
 
 

@@ -16,9 +16,9 @@ from offsetstore.operations.group_state import Lag
 from offsetstore.operations.group_status import GroupStatus
 from offsetstore.operations.samples import Sample, rates
 from offsetstore.postgres.errors import of_database
-from offsetstore.protocol.background import Background
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.ports import BrokerOverview
+from offsetstore.runtime.background import Background
+from offsetstore.runtime.functions import without_frames
 from offsetstore.text import logger
 
 _log = logger(__name__)

@@ -23,14 +23,14 @@ from offsetstore.errors import OffsetStoreError, SinkError, as_raised
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import stripped
 from offsetstore.processing.unit import UNNAMED, Once, PlanOutdated, Unit, commit
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.functions import as_texts, call, without_frames
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.replay import Decision
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.functions import as_texts, call, without_frames
 from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.spark.executors.record_batches import InputCutOff
 from offsetstore.spark.rejects import none_rejected

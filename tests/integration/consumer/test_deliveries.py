@@ -479,7 +479,7 @@ def functions() -> dict[str, tuple[Transform | Handler, Writer]]:
 @pytest.fixture
 def _in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a consumer: in the main thread, a `KeyboardInterrupt` may be that of Ctrl-C."""
-    monkeypatch.setattr("offsetstore.protocol.functions._has_pythons_handler", lambda: False)
+    monkeypatch.setattr("offsetstore.runtime.functions._has_pythons_handler", lambda: False)
 
 
 @pytest.mark.usefixtures("_in_another_thread")

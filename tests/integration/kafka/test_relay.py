@@ -20,9 +20,9 @@ from offsetstore import Broker, OffsetStore, Relay, TopicPartition
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import OutboxBlocked, OutboxRefused, OutboxSent, OutboxWaits
 from offsetstore.protocol.outbox import OutboxRecord
+from offsetstore.runtime import failpoints
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.integration.kafka.conftest import delete_late, hurry

@@ -28,9 +28,9 @@ from offsetstore.errors import (
 from offsetstore.kafka.outlet import ProducerEnded
 from offsetstore.postgres.grants import grant_relay
 from offsetstore.postgres.outbox import Reader
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import OutboxBlocked, OutboxWaits
 from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, OutboxRow, Read, Record, Take
+from offsetstore.runtime import failpoints
 from offsetstore.testing import InMemoryOffsetStore
 from tests.integration.conftest import Query
 from tests.integration.kafka.conftest import delete_late, hurry

@@ -36,9 +36,9 @@ from offsetstore.errors import (
     exit_code,
 )
 from offsetstore.processing.handled_rows import columns_of, schema_of
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.observers import Observers
+from offsetstore.runtime import failpoints
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.schemas import spark_columns

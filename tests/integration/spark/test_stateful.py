@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 
 from offsetstore import Append, TopicPartition, Upsert
 from offsetstore.errors import CheckpointAhead, RowsRefused, UnsupportedQuery
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.ports import Writer
+from offsetstore.runtime import failpoints
 from offsetstore.spark.sink import Transform
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.windows import WINDOWS, rows, windows

@@ -7,7 +7,7 @@ import pytest
 
 from offsetstore import Claim, OffsetRange, OffsetStore, Timeouts, TopicPartition, Transaction
 from offsetstore.errors import StaleClaim, TransactionLost, UnexpectedCommit
-from offsetstore.protocol import failpoints
+from offsetstore.runtime import failpoints
 from offsetstore.store import heartbeat
 from tests.integration.conftest import Query
 from tests.integration.store.meeting import broker

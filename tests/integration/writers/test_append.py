@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import MetaData, Table, text
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, LockTimeout
-from offsetstore.protocol.failpoints import FailpointReached
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
+from offsetstore.runtime.failpoints import FailpointReached
 from offsetstore.writers import Append, Execute, Upsert
 from offsetstore.writers.arrow.encoding import CHUNK_ROWS
 from tests.integration.writers.writing import Database, batch, kafka

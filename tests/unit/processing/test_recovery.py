@@ -52,11 +52,11 @@ from offsetstore.processing.pause import GroupPaused
 from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.runner import with_replanning
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Ranges, Stored, Written
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
-from offsetstore.protocol.failpoints import FailpointReached
 from offsetstore.protocol.letters import Failed, Letter, LetterError, NewLetter, Payload, trace_id
 from offsetstore.protocol.outbox import outbox_record
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.failpoints import FailpointReached
 from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
 from tests.support.careful_part import FakePart, Records, Row, written

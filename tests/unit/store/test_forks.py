@@ -11,7 +11,7 @@ from weakref import WeakSet
 import pytest
 
 from offsetstore import OffsetRange, TopicPartition, Transaction
-from offsetstore.protocol import forks
+from offsetstore.runtime import forks
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.forking import BEFORE_A_FORK, in_new_process, run_forked
 

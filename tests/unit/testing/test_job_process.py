@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchEnded, BatchStarted
+from offsetstore.runtime import failpoints
 from offsetstore.testing.job_process import BatchPrinter, JobProcess, parse_event, print_event
 
 RANGES = {TopicPartition("flights", 0): OffsetRange(10, 20), TopicPartition("flights", 1): OffsetRange(0, 7)}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
 
-from offsetstore.protocol.failpoints import POINTS
+from offsetstore.runtime.failpoints import POINTS
 from tests.faults.chaos.harness.errors import Report
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene

@@ -36,8 +36,8 @@ from offsetstore import (
 )
 from offsetstore.errors import OffsetStoreError, RowsRefused
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.retries import Retries, Timeouts
+from offsetstore.runtime import failpoints
 from offsetstore.spark.sink import Transform
 from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.faults.chaos.harness import calls, landing

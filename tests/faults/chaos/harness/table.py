@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from offsetstore.protocol.failpoints import POINTS
+from offsetstore.runtime.failpoints import POINTS
 from tests.faults.chaos.harness.registry import Fault, load
 from tests.support.checkout import commit_of
 

@@ -25,11 +25,11 @@ from offsetstore.postgres.errors import strip_chain
 from offsetstore.processing import handling
 from offsetstore.processing.blame import KeptTrials
 from offsetstore.processing.handling import Handling
-from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import BatchEnded, MirrorTried, Retried
-from offsetstore.protocol.functions import _may_go_on, with_empty_frames, without_frames
 from offsetstore.protocol.letters import Payload
 from offsetstore.protocol.observers import Observers
+from offsetstore.runtime.background import meanwhile
+from offsetstore.runtime.functions import _may_go_on, with_empty_frames, without_frames
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until

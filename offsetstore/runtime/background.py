@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from offsetstore.protocol.forks import is_own
-from offsetstore.protocol.functions import call, without_frames
+from offsetstore.runtime.forks import is_own
+from offsetstore.runtime.functions import call, without_frames
 
 _T = TypeVar("_T")
 _SELDOM: Final = 100_000  # new objects from one garbage collection to the next

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.failpoints import VARIABLE, FailpointReached
+from offsetstore.runtime import failpoints
+from offsetstore.runtime.failpoints import VARIABLE, FailpointReached
 from tests.support.waiting import wait_until
 
 
@@ -33,7 +33,7 @@ def test_it_breaks_once_at_the_point_and_the_time_named_and_says_so(
 
 @pytest.mark.parametrize("wanted", ["in_copy", "in_copy:1:kill"])
 def test_it_kills_this_process_alone_by_default(wanted: str) -> None:
-    program = "from offsetstore.protocol import failpoints; failpoints.reach('in_copy'); print('alive')"
+    program = "from offsetstore.runtime import failpoints; failpoints.reach('in_copy'); print('alive')"
 
     done = subprocess.run(
         [sys.executable, "-c", program], env={VARIABLE: wanted}, capture_output=True, text=True, check=False
@@ -45,7 +45,7 @@ def test_it_kills_this_process_alone_by_default(wanted: str) -> None:
 
 
 def test_it_stands_still_until_it_is_let_go_on() -> None:
-    program = "from offsetstore.protocol import failpoints; failpoints.reach('in_copy'); print('alive')"
+    program = "from offsetstore.runtime import failpoints; failpoints.reach('in_copy'); print('alive')"
 
     with subprocess.Popen(
         [sys.executable, "-c", program],

@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 
 from offsetstore.errors import FunctionEnded, Outage, as_raised
-from offsetstore.protocol.functions import InterruptSignal, TermSignal, as_texts, call, tells_of_outage
+from offsetstore.runtime.functions import InterruptSignal, TermSignal, as_texts, call, tells_of_outage
 from tests.support.background import in_background
 
 pytestmark = pytest.mark.behaviour("CONS-15")
@@ -77,7 +77,7 @@ def test_an_exception_and_a_signal_that_a_handler_of_ours_has_received_pass_as_t
 
 
 def test_ctrl_c_passes_with_pythons_own_handler_in_the_main_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offsetstore.protocol.functions._has_pythons_handler", lambda: True)
+    monkeypatch.setattr("offsetstore.runtime.functions._has_pythons_handler", lambda: True)
     with pytest.raises(KeyboardInterrupt):
         call(raising(KeyboardInterrupt()))
     with pytest.raises(FunctionEnded):

@@ -11,7 +11,7 @@ import pytest
 
 from offsetstore.errors import FunctionEnded
 from offsetstore.kafka.client import let_go
-from offsetstore.protocol.background import Background, as_main_work, meanwhile
+from offsetstore.runtime.background import Background, as_main_work, meanwhile
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
