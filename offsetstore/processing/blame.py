@@ -681,14 +681,14 @@ def write_in_halves(
     """
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused.what)
     parts = in_parts(sorted(ranges.items()), lambda item: item[1].size, at_once)
-    begin = rows = 0
+    begin = rows = size = 0  # the size of the last part that was accepted
     for bound in accumulate(count_offsets(dict(part)) for part in parts):
         end = bad = bound  # up to `bad` they were refused
         while begin < bound:
             delivery.sleep(0)
             made = _written(write, cut(ranges, begin, end), delivery)
             if isinstance(made, int):
-                begin, rows = end, rows + made
+                begin, rows, size = end, rows + made, end - begin
             elif end - begin > 1:
                 without_frames(made)
                 bad = end
@@ -703,8 +703,8 @@ def write_in_halves(
                     raise judge.named(is_stored=is_stored) from made.__cause__
                 without_frames(made)  # it needs a later one, such as its parent; or it is accepted now
                 begin, rows = bound, rows + more
-            if begin >= bad:
-                end = bad = bound
+            if begin >= bad:  # what refuses large parts alone would refuse all that is left, again and again
+                end = bad = min(bound, begin + 2 * size)
             else:
                 end = max(begin + 1, (begin + bad) // 2)
 
@@ -712,10 +712,13 @@ def write_in_halves(
 def _written(write: Callable[[Ranges], int], part: Ranges, delivery: Delivery) -> int | RowsRefused:
     try:
         return write(part)
-    except Exception as error:
-        if (refused := refusal_of(error, delivery)) is None:
-            raise
+    except RowsRefused as refused:
+        refused.__cause__ = None  # a function's own error may quote a record
         return refused
+    except Exception as error:
+        if (failed := delivery.failed(error)) is None:
+            raise
+        return failed
 
 
 def name_uncomputable(failed: FunctionFailed, delivery: Delivery, claim: Claim) -> RowsRefused:

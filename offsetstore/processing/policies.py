@@ -87,7 +87,7 @@ class Whole:
                 return self.write_carefully(delivery, stored)
             if refusal_of(error, delivery) is None:
                 raise
-            self.write_in_halves(error, delivery, plan, stored)
+            self.write_in_halves(error, delivery, plan, stored, watch)
             return stored.written(watch.seconds)
         if not stored.ranges:
             return written
@@ -110,10 +110,13 @@ class Whole:
         with naming_record(delivery, name):
             return self._recovery.write(delivery, stored)
 
-    def write_in_halves(self, error: Exception, delivery: Delivery, plan: Plan, stored: Stored) -> None:
+    def write_in_halves(
+        self, error: Exception, delivery: Delivery, plan: Plan, stored: Stored, watch: Stopwatch
+    ) -> None:
         """Write what remains of a plan, up to the first record that is refused alone; see there.
 
         :param error: one that a record may have caused: what remains could not be written, or computed, as a whole.
+        :raises GroupPaused, PlanOutdated: between two parts.
         """
         create_rows(self._claim, plan)
         remaining, refused = plan.remaining(), refusal_of(error, delivery)
@@ -125,10 +128,14 @@ class Whole:
         without_frames(error)
 
         def write(part: Ranges) -> int:
-            written = self._compute_and_commit(delivery, plan.at(part), Stopwatch())
-            rows: Mapping[str, int] = {} if written is None else written.rows
-            stored.add(part, rows)
-            return sum(rows.values())
+            now = Plan.of(self._claim, part, delivery.terms)  # each is a transaction, so the group may be paused
+            if now.is_worth_computing(self._claim) and now.remaining() != part:
+                raise PlanOutdated
+            written = self._compute_and_commit(delivery, now, watch)
+            if written is None:
+                raise PlanOutdated
+            stored.add(part, written.rows)
+            return sum(written.rows.values())
 
         def attempt(rest: Ranges, part: Ranges, without: Collection[Coordinates]) -> int:
             rows = delivery.rows(part, without)
@@ -307,6 +314,8 @@ class Buffered:
             self._check(plan)
             return None
         remaining = plan.remaining()
+        if stored.ranges:  # it was refused, and is written in parts
+            return self._write_alone(delivery, stored, remaining)
         create_rows(claim, plan)  # without a row, and a broker, nothing would show that these records are missing
         try:
             rows = delivery.rows(remaining)

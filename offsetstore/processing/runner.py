@@ -291,7 +291,7 @@ class Runner:
         def plan_and_write() -> Written | None:
             if own is not None:
                 return own(stored)
-            return self.policy.write(delivery, stored) if delivery.ranges else None
+            return self.policy.write(delivery, stored) if delivery.ranges else stored.written({})
 
         def write() -> Written | None:
             if self.requests is not None:

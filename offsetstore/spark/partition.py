@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, StaleClaim
 from offsetstore.offsets import TopicPartition, count_offsets, describe
+from offsetstore.processing.blame import refusal_of
 from offsetstore.processing.handling import HandlerFailed
 from offsetstore.processing.letters import PART, Recovery
 from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, create_rows
@@ -140,7 +141,7 @@ class PerPartition:
             if self._recovery is not None and may_be_of_records(batch, error):
                 without_frames(error)
                 return self._whole.write_carefully(batch, stored)
-            if batch.failed(error) is None:
+            if batch.failed(error) is None or not self._recurs(batch):
                 raise
             return self._write_in_halves(error, batch, stored, watch)
         watch.lap("tasks")
@@ -151,7 +152,8 @@ class PerPartition:
             if self._recovery is not None:
                 without_frames(error)
                 return _with_seconds(self._whole.write_carefully(batch, stored), watch.seconds)
-            return self._write_refused(error, batch, plan, stored, watch)
+            self._write_refused(error, batch, plan, stored, watch)
+            return self._attempt(batch, stored, number)  # all of that is accepted now, but others may be left
         if self._retryable is not None:
             raise self._retryable
         if any(result.ending is TaskEnding.OUTDATED for result in results):
@@ -162,20 +164,32 @@ class PerPartition:
         watch.lap("tasks")
         return stored.written(watch.seconds)
 
+    def _recurs(self, batch: MicroBatch) -> bool:
+        """Whether the rows can't be computed even without the writer.
+
+        If they can, the writer may have killed its worker, and would kill the driver.
+        """
+        try:
+            batch.rows(Plan.of(self._claim, batch.ranges).remaining())
+        except Exception as error:
+            if refusal_of(error, batch) is None:
+                raise
+            without_frames(error)
+            return True
+        return False
+
     def _write_in_halves(self, error: Exception, batch: MicroBatch, stored: Stored, watch: Stopwatch) -> Written | None:
         """Write what tasks have not, on the driver, up to the record that can't be computed."""
-        self._whole.write_in_halves(error, batch, Plan.of(self._claim, batch.ranges), stored)
+        self._whole.write_in_halves(error, batch, Plan.of(self._claim, batch.ranges), stored, watch)
         return stored.written(watch.seconds)
 
     def _write_refused(
         self, refused: RowsRefused | HandlerFailed, batch: MicroBatch, plan: Plan, stored: Stored, watch: Stopwatch
-    ) -> Written | None:
-        """Write a partition that was refused, on the driver, as a task would, up to the refused record.
-
-        :raises PlanOutdated: it is accepted now; others may still have to be written.
-        """
+    ) -> None:
+        """Write what was refused, on the driver, up to the refused record: all of it, or the partition of a task."""
         if isinstance(refused, HandlerFailed):
-            return self._write_in_halves(refused, batch, stored, watch)
+            self._write_in_halves(refused, batch, stored, watch)
+            return
         tp = refused.topic_partition
         if tp is None or tp not in plan.decisions:
             raise refused
@@ -183,8 +197,7 @@ class PerPartition:
         if count_offsets(ranges) > LARGE:  # the rows of a part are collected on the driver
             place = f"first refused at one of the records {describe(ranges)}, too many to look for it"
             raise refused.among(ranges, place, stored={}, next_step=refused.next_step)
-        self._whole.write_in_halves(refused, batch, plan.at(ranges), stored)
-        raise PlanOutdated("rows were refused, and accepted a moment later")
+        self._whole.write_in_halves(refused, batch, plan.at(ranges), stored, watch)
 
     def _run(
         self,

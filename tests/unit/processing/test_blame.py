@@ -388,6 +388,25 @@ def test_a_search_that_ends_early_keeps_what_it_has_shown(rows: int) -> None:
     assert is_of_record(error) is bool(rows)
 
 
+@pytest.mark.parametrize(("most", "size"), [(6_500, 50_000), (6_500, 500_000), (1_000, 500_000)])
+@pytest.mark.behaviour("TX-17")
+def test_where_only_large_parts_are_refused_little_is_computed_again(most: int, size: int) -> None:
+    asked, done, noted = list[int](), list[OffsetRange](), list[float]()
+
+    def write(part: Ranges) -> int:
+        asked.append(part[P0].size)
+        if part[P0].size > most:
+            raise refused()
+        done.append(part[P0])
+        return part[P0].size
+
+    halve({P0: OffsetRange(0, size)}, SimpleNamespace(write=write, attempt=None, sleep=noted.append))
+
+    assert [one.from_ for one in done[1:]] == [one.until for one in done[:-1]]
+    assert (done[0].from_, done[-1].until) == (0, size)
+    assert sum(asked) < 5 * size
+
+
 @pytest.mark.behaviour("DLQ-15")
 @pytest.mark.parametrize("at_once", [1, 37, 63])
 def test_a_function_that_takes_only_so_many_records_is_given_fewer(at_once: int) -> None:

@@ -277,6 +277,32 @@ def test_a_paused_job_goes_on_by_itself_at_the_time_that_the_pause_names(recorde
         assert sum(written.seconds.values()) < time.monotonic() - began - 0.5  # the wait belongs to no phase
 
 
+@pytest.mark.behaviour("OPS-2", "TX-17")
+def test_a_batch_that_is_written_in_parts_waits_between_two_of_them_while_the_group_is_paused(
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
+) -> None:
+    class OneByOne(Results):
+        """Takes single records, and pauses the group with the first."""
+
+        def write(self, work: Any, batches: Iterable[Any]) -> int:
+            self.refused = {number for batch in batches for number in batch.column("record").to_pylist()}
+            self.refused = set() if len(self.refused) == 1 else self.refused
+            rows = super().write(work, batches)
+            if not store.rows("results"):
+                store.pause("billing", reason="maintenance")
+            return rows
+
+    source = started(claim, OneByOne())
+    waiting = in_background(source.poll)
+    wait_until(lambda: recorder.of(PauseChanged) != [] or waiting.done())
+    assert (numbers(store), waiting.done()) == ([0], False)
+
+    store.resume("billing", reason="done")
+    assert waiting.result(30)
+    assert numbers(store) == [0, 1, 2]
+    assert [dict(event.rows) for event in recorder.of(BatchEnded, "written")] == [{"": 3}]
+
+
 @pytest.mark.behaviour("OPS-2", "START-14")
 @pytest.mark.parametrize("ends", ["taken over", "closed"])
 def test_a_job_that_waits_ends_soon_if_its_claim_is_taken_over_or_closed(
