@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from sqlalchemy import text
 
@@ -42,7 +43,8 @@ class Job:
             tx.lock({P0: OffsetRange(begin, begin + 10)})
             tx.connection.execute(text(f"INSERT INTO results SELECT generate_series({begin + 1}, {begin + 9})"))
             error = LetterError("ValueError", "not a number")
-            tx.letters.write([NewLetter(P0, begin, "raised", error, 1, None, Payload(b"k", b"v", None, 0, 0))])
+            write: Any = tx.letters.write if hasattr(tx, "letters") else getattr(tx, "write_letters")  # noqa: B009
+            write([NewLetter(P0, begin, "raised", error, 1, None, Payload(b"k", b"v", None, 0, 0))])
             tx.advance({P0: OffsetRange(begin, begin + 10)}, metadata={"from": begin})
 
     def decide(self) -> None:
