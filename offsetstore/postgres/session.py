@@ -521,8 +521,10 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         self.run(sql.TAKE_PARTITIONS, group=group, **_keys(partitions), **_token(token))
 
     def add_member(self, group: str, fleet: Token, member_id: uuid.UUID, owner: str) -> None:
-        self.run(sql.TRIM_MEMBERS, group=group, fleet_id=fleet.claim_id)
         self.run(sql.ADD_MEMBER, group=group, fleet_id=fleet.claim_id, member_id=member_id, owner=owner)
+
+    def trim_members(self, group: str, fleet_id: uuid.UUID) -> None:
+        self.run(sql.TRIM_MEMBERS, group=group, fleet_id=fleet_id)
 
     def beat_member(self, group: str, fleet: Token, member_id: uuid.UUID) -> bool:
         return self.run(sql.BEAT_MEMBER, group=group, member_id=member_id, **_token(fleet)) == 1

@@ -63,9 +63,14 @@ class FleetSession(Protocol):
     def add_member(self, group: str, fleet: Token, member_id: UUID, owner: str) -> None:
         """Write a member's row, with a first heartbeat.
 
-        Members of other fleets are removed, and those that have been silent for a day; it waits for nobody.
-
         :param fleet: its token, which the group has.
+        """
+        ...
+
+    def trim_members(self, group: str, fleet_id: UUID) -> None:
+        """Remove members of other fleets, and those that have been silent for a day; it waits for nobody.
+
+        Only under the group's lock: a heartbeat would remove the members of a fleet that takes the group meanwhile.
         """
         ...
 

@@ -344,6 +344,7 @@ def _begin_topics(
 
 def _add(session: Session, request: ClaimRequest, fleet: Token, member_id: uuid.UUID) -> None:
     group, owner = request.group, this_process()
+    session.trim_members(group, fleet.claim_id)
     session.add_member(group, fleet, member_id, owner)
     session.begin_run(group, Token(fleet.epoch, member_id), new_run(owner, request.topics), of_member=True)
 

@@ -153,6 +153,7 @@ class Transaction:
                 self._settle_ahead(session, locks.remaining, gone)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
+            locks.is_locked = False
             locks.error = locks.timed_out(self._database, self._lock_timeout, error)
             self._claim.unblock(locks.partitions)  # the next attempt then finds them free
             raise locks.error from error.__cause__

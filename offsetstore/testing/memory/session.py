@@ -360,20 +360,20 @@ class MemorySession(LetterMemory):
 
     def add_member(self, group: str, fleet: Token, member_id: UUID, owner: str) -> None:
         with self.statement():
-            self._trim_members(group, fleet.claim_id)
             self.lock(_MEMBERS, group, member_id)
             now = self._clock()
             before: Member | None = self.get(_MEMBERS, group, member_id)
             joined_at = now if before is None else before.joined_at
             self.put(_MEMBERS, (group, member_id), Member(fleet.claim_id, owner, joined_at, now))
 
-    def _trim_members(self, group: str, fleet_id: UUID) -> None:
-        old = self._clock() - timedelta(days=1)
-        for name, member_id in sorted(self.table(_MEMBERS)):
-            row: Member = self.get(_MEMBERS, name, member_id)
-            is_old = name == group and (row.fleet_id != fleet_id or row.beat_at < old)
-            if is_old and self.is_free(_MEMBERS, group, member_id):
-                self.drop_member(group, member_id)
+    def trim_members(self, group: str, fleet_id: UUID) -> None:
+        with self.statement():
+            old = self._clock() - timedelta(days=1)
+            for name, member_id in sorted(self.table(_MEMBERS)):
+                row: Member = self.get(_MEMBERS, name, member_id)
+                is_old = name == group and (row.fleet_id != fleet_id or row.beat_at < old)
+                if is_old and self.is_free(_MEMBERS, group, member_id):
+                    self.drop_member(group, member_id)
 
     def beat_member(self, group: str, fleet: Token, member_id: UUID) -> bool:
         with self.statement():
