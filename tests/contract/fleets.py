@@ -755,6 +755,17 @@ class FleetContract(ContractParts):
         with self.session() as session:
             assert [one.member_id for one in session.members(GROUP)] == [member.token.claim_id]
 
+    def test_a_member_that_wakes_as_another_fleet_takes_the_group_removes_none_of_its_members(self, join: Join) -> None:
+        woken, other, member = join(), Token(9, uuid4()), uuid4()
+        with self.session() as session:
+            session.lock_group(GROUP)
+            session.write_group(GROUP, other, "another fleet", fleet=woken.fleet_name)
+            session.add_member(GROUP, other, member, "its member")
+        with self.session() as session:  # as a heartbeat does that has read the group before
+            session.add_member(GROUP, woken.fleet, woken.token.claim_id, "the woken one")
+        with self.session() as session:
+            assert [one.member_id for one in session.members(GROUP)] == [member]
+
     def test_a_heartbeat_that_comes_late_does_not_bring_a_member_back(self, join: Join) -> None:
         member, refounded = join(), join()
         member.close()
