@@ -37,14 +37,14 @@ def payments(first: int) -> list[Record]:
 
 
 def count() -> tuple[int, int]:
-    """Count the table's rows, and those that differ."""
+    """Count the table's rows, and its different payers."""
     with engine.connect() as connection:
         rows, payers = connection.execute(text("SELECT count(*), count(DISTINCT payer) FROM payments")).one()
     return rows, payers
 
 
 def wait_for(rows: int) -> None:
-    """Wait until the table has so many rows."""
+    """Wait until the table has this many rows."""
     while count()[0] < rows:
         if consumer.poll() is not None:
             sys.exit(f"offsetstore consume has ended with exit code {consumer.returncode}")

@@ -413,7 +413,7 @@ def measure(
 
 
 class _BesideKafka:
-    """Puts the groups together. Those that have stored the same offset of a partition share a search."""
+    """Puts the groups together. Groups that have stored the same offset of a partition share a search."""
 
     def __init__(self, store: StoreOverview, kafka_groups: Mapping[str, str]) -> None:
         self.kafka: KafkaSnapshot | None = None
@@ -441,7 +441,7 @@ class _BesideKafka:
             if (log := self._log(tp, self._another(tp, row))) is not None and lag_of(row.next_offset, log)
         }
         self._ages = find_first_unread(unread, self._now, broker.first_records)
-        # Those that may be the oldest, at most one of each partition.
+        # Candidates for the oldest, at most one of each partition.
         bounds = sorted((one.timestamp_ms or 0, key) for key, one in self._ages.items() if one.is_bound)  # None first
         wanted: dict[TopicPartition, int] = {}
         for _timestamp, (tp, offset) in bounds[:_RECORDS_READ]:

@@ -674,7 +674,7 @@ def write_in_halves(
 
     :param refused: why they were refused together.
     :param write: writes the records that come next, and moves their offsets, in one transaction; returns their rows.
-    :param at_once: call ``write`` for partitions with so many offsets together; with 0 for each alone.
+    :param at_once: call ``write`` for partitions with up to this many offsets together; with 0 for each alone.
     :param is_stored: whether ``write`` stores anything. If not, what comes before the record waits in memory.
     :raises RowsRefused: of the record, with the command that passes over it only if it is shown to be the cause.
     :raises Exception: any other one of ``write`` and of `Delivery.sleep`.
@@ -788,7 +788,7 @@ class _SearchEnded(Exception):
 class _Judge:
     """Tells whether a record is to blame that was refused alone, on top of all before it. Its tries are taken back.
 
-    ``rest``: the records from that one on. ``before``: those that were written before it. ``is_of_record``: see
+    ``rest``: that record and all after it. ``before``: the records written before it. ``is_of_record``: see
     `FunctionFailed`. ``ended``: what has ended the search for others that are accepted, if anything has.
     """
 

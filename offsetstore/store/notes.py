@@ -81,7 +81,7 @@ class Notes:
     def at_advance(
         self, partitions: Collection[TopicPartition], given: Mapping[TopicPartition, Text]
     ) -> dict[TopicPartition, Text]:
-        """The texts that an advance of these partitions writes: those that are given, else what the claim stores.
+        """The texts that an advance of these partitions writes: the given ones, else what the claim stores.
 
         What the claim stores is used up, also where `write` has written something else.
         """

@@ -75,7 +75,6 @@ class Transaction:
         self._database = store.database
         self._claim = claim
         self._lock_timeout = store.timeouts.lock if lock_timeout is None else lock_timeout
-        self._is_manual = marking == "manual"
         self._id = uuid.uuid4()
         # Unique, so that a look-up of this transaction's fate does not end another one of the same claim.
         self._name = f"{claim.name}:{self._id.hex[:8]}"
@@ -85,7 +84,7 @@ class Transaction:
         self._is_in_sequence = False
         self._advanced: set[TopicPartition] = set()
         self._settled: Mapping[TopicPartition, OffsetRange] = {}
-        self._locks = Locks(claim, is_manual=self._is_manual)
+        self._locks = Locks(claim, is_manual=marking == "manual")
         self._notes = Notes(self._locks)
         self._outgoing = Outgoing(self._locks)
         self.marks = Marks(self._locks)
@@ -149,7 +148,7 @@ class Transaction:
         try:
             self._is_in_sequence = in_sequence
             locks.lock(ranges, terms or {})
-            if not self._is_manual:  # of what is only delivered, the marks tell how much is stored
+            if not locks.is_manual:  # of what is only delivered, the marks tell how much is stored
                 self._settle_ahead(session, locks.remaining, gone)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
@@ -243,7 +242,7 @@ class Transaction:
         :raises MetadataError: see `offsetstore.Metadata`.
         :raises StaleClaim: the rows changed under the lock, which only your own SQL in this transaction can do.
         """
-        if self._is_manual:
+        if self._locks.is_manual:
             raise ProtocolMisuse('tx.advance was called with marking="manual"', next_step="Call tx.mark.")
         session = self._locks.locked("tx.advance")
         wanted, notes = self._locks.wanted(ranges, self._advanced), self._notes
@@ -267,9 +266,9 @@ class Transaction:
         """
         session = self._locks.locked("tx.finish")
         wanted, notes = self._locks.wanted(ranges, self._advanced), self._notes
-        if self._is_manual and metadata:
+        if self._locks.is_manual and metadata:
             raise ProtocolMisuse("tx.finish was given metadata with manual marking", next_step="Give it to tx.mark.")
-        if self._is_manual:
+        if self._locks.is_manual:
             self._store_marks(session)
             return
         new = notes.new(wanted)
@@ -366,7 +365,7 @@ class Transaction:
             raise locks.error
         if self._is_trial:
             raise ProtocolMisuse("a transaction in which rows were tried out ends in a commit")
-        if self._is_manual and locks.decisions and not locks.is_finished:
+        if locks.is_manual and locks.decisions and not locks.is_finished:
             self._store_marks(session)
         if locks.is_locked and not locks.is_finished:
             self._check_whole(is_whole=session.is_whole())
@@ -425,7 +424,7 @@ class Transaction:
             terms[tp].passed(range_, in_sequence=self._is_in_sequence)
         for tp, offset in self.letters.sequences:
             terms[tp].note_sequence(offset)
-        if self._is_manual:
+        if self._locks.is_manual:
             for tp, position in self.marks.positions().items():
                 terms[tp].position = position
 
