@@ -893,7 +893,8 @@ class OffsetStore:
         """
         stored = ask(self.database, lambda session: read_group(session, group), lock_timeout=self.timeouts.lock)
         names = {} if kafka_group is None else {group: kafka_group}
-        return measure(stored, broker, names, in_time=False).groups.get(group)
+        asked = broker if stored.partitions.get(group) else None  # Kafka has nothing to compare with no offset
+        return measure(stored, asked, names, in_time=False).groups.get(group)
 
     def lag(
         self,

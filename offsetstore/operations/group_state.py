@@ -206,7 +206,7 @@ class GroupState(_Together):
 
     ``owner`` is the last claim. ``decision`` is ``"reset"``, ``"rename"``, ``"copy"``, ``"delete"``, ``"delete-topic"``
     or ``"new-id"`` if an operator has decided that since then: the owner is then the operator and not a job. Only
-    `OffsetStore.group_state` looks it up. ``topics`` are those that the group has offsets of.
+    `OffsetStore.group_state` looks it up. ``rows`` are all stored offsets, ``topics`` are those that they belong to.
 
     ``kafka`` is what Kafka keeps under the group's name, ``None`` if Kafka was not asked, or did not answer at all.
     ``broker_error`` says why it did not, or why the lags in time are missing.
@@ -221,6 +221,7 @@ class GroupState(_Together):
     group: str
     owner: GroupRow
     read_at: datetime
+    rows: Mapping[TopicPartition, StoredOffset]
     topics: Mapping[str, TopicState]
     kafka: GroupSnapshot | None = None
     broker_error: BrokerError | None = None
@@ -239,11 +240,6 @@ class GroupState(_Together):
 
     def _parts(self) -> Collection[PartitionState]:
         return [one for topic in self.topics.values() for one in topic.partitions.values()]
-
-    @property
-    def rows(self) -> dict[TopicPartition, StoredOffset]:
-        """What is stored of them."""
-        return {tp: one.stored for tp, one in self.partitions.items() if one.stored is not None}
 
     @property
     def of_members(self) -> list[MemberState]:
@@ -455,8 +451,9 @@ class _BesideKafka:
         store = self._store
         kafka = None if self.kafka is None else self.kafka.groups[self._names[group]]
         committed = (None if kafka is None else kafka.committed) or {}
+        rows = store.partitions.get(group, {})
         stored: dict[str, dict[TopicPartition, PartitionState]] = {}
-        for tp, row in store.partitions.get(group, {}).items():
+        for tp, row in rows.items():
             of_topic = stored.setdefault(tp.topic, {})
             part = self._partition(tp, row, committed.get(tp))
             if row.next_offset > 0 or not self._lacks(tp, part):
@@ -465,6 +462,7 @@ class _BesideKafka:
             group,
             store.groups[group],
             store.at,
+            rows,
             {name: self._topic(name, partitions, committed) for name, partitions in stored.items()},
             kafka,
             broker_error,

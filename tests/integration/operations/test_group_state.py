@@ -74,3 +74,20 @@ def test_the_store_is_read_before_kafka_so_that_a_job_in_between_does_not_make_t
 
     monkeypatch.setattr(broker, "snapshot", meanwhile)
     assert store.lag([GROUP, "nobody"], broker).groups[GROUP].lag == 10
+
+
+def test_an_offset_that_a_smaller_topic_no_longer_has_is_stored_all_the_same(store: OffsetStore) -> None:
+    """Its letters are replayed, so its row counts for whoever asks what the job has."""
+    store.claim(GROUP, StaticBroker.with_topics({"payments": 2}), mirror_every=None).close()
+    found = store.group_state(GROUP, StaticBroker.with_topics({"payments": 1}))
+    assert found is not None
+    assert (set(found.rows), set(found.partitions)) == ({P0, TopicPartition("payments", 1)}, {P0})
+
+
+def test_kafka_is_not_asked_about_a_group_without_offsets(store: OffsetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.claim(GROUP, topics=["payments"]).close()
+    broker = StaticBroker({})
+    monkeypatch.setattr(broker, "snapshot", None)  # a call would raise
+    found = store.group_state(GROUP, broker)
+    assert found is not None
+    assert (found.topics, found.kafka, found.broker_error) == ({}, None, None)

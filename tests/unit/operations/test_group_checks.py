@@ -51,7 +51,8 @@ def state(
     partitions = {TopicPartition("payments", number): one for number, one in enumerate(parts or (part(100),))}
     if copies is not None:
         partitions[P0] = replace(partitions[P0], committed=CommittedOffset(copies))
-    facts: dict[str, Any] = {"owner": OWNER, "read_at": NOW, "kafka": GroupSnapshot({}), **more}
+    rows = {tp: one.stored for tp, one in partitions.items() if one.stored is not None}
+    facts: dict[str, Any] = {"owner": OWNER, "read_at": NOW, "rows": rows, "kafka": GroupSnapshot({}), **more}
     return GroupState("billing", topics={"payments": TopicState(partitions, error)}, **facts)
 
 
