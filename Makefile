@@ -49,11 +49,12 @@ durations: setup ## every test, and a table of what each file waits for; as long
 check: lint ## lint, unit and property tests; a minute
 	@$(BIN)/python -m pytest tests/unit tests/property
 
-lint: setup ## format, lint, types, import contracts; seconds
+lint: setup ## format, lint, types, import contracts, one definition for each type name; a minute
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/basedpyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports --cache-dir build/.import_linter_cache
+	@$(BIN)/python -m tests.support.type_names
 
 mutants: setup ## take out each guard of exactly-once in turn, and show which test notices; an hour
 	@$(BIN)/python -m tests.mutants

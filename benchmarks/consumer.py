@@ -32,7 +32,7 @@ from benchmarks.run import commit
 from benchmarks.scale import TABLE, Figures, create_tables, observing, one, settings
 from benchmarks.shapes import SHAPES, Shape
 from offsetstore import OffsetStore
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 
@@ -118,9 +118,9 @@ def _small_topic(servers: str, records: int) -> str:
     return topic
 
 
-def _counted(shape: Shape, records: int) -> Generator[Record]:
+def _counted(shape: Shape, records: int) -> Generator[NewRecord]:
     for number, value in enumerate(shape.values(records)):
-        yield Record(value, key=str(number).encode(), partition=number % PARTITIONS)
+        yield NewRecord(value, key=str(number).encode(), partition=number % PARTITIONS)
 
 
 # -- calls of a handler
@@ -130,7 +130,7 @@ def measure_calls(servers: str, url: str, records: int, rounds: int, kind: str) 
     """Have two processes make a call for each record, in each round."""
     topic = f"calls-{uuid4().hex}"
     create_topic(servers, topic, partitions=SHARED)
-    made = (Record(str(number).encode(), _key_of(number), number % SHARED) for number in range(records))
+    made = (NewRecord(str(number).encode(), _key_of(number), number % SHARED) for number in range(records))
     produce(servers, topic, made, settings={"linger.ms": 50})
     found: list[Figures] = []
     for number in range(rounds):

@@ -28,7 +28,7 @@ import psycopg
 from offsetstore import OffsetStore, TopicPartition
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.monitoring.dashboard.context import SPANS, Deciding
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermarks
 from offsetstore.operations.samples import RINGS
 from offsetstore.operations.stored_letters import LetterCursor
@@ -256,7 +256,7 @@ def serve(reader: str, decider: str) -> None:
                 zip(range(0, END, 200), (now - age for age in ages[::-1]), strict=True)
             )
     with OffsetStore.connect(reader) as store, OffsetStore.connect(decider) as actions:
-        server = DashboardServer(store, broker, Settings(port=0), actions=Deciding(actions, broker))
+        server = DashboardServer(store, broker, DashboardSettings(port=0), actions=Deciding(actions, broker))
         with as_main_work(), server:
             while server.snapshots.latest().lag is None:
                 time.sleep(0.1)

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore import Append, Broker, DeadLetters, OffsetStore, TransactionalSink
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.local.kafka import KafkaBroker
 from offsetstore.local.postgres import PostgresServer
 from offsetstore.local.spark.launch import local_session, stop_session
@@ -147,7 +147,7 @@ class Bench:
     def _produce(self, values: Any) -> None:
         self._topic = f"records-{uuid4().hex}"
         create_topic(self._servers, self._topic, partitions=PARTITIONS)
-        records = (Record(value.encode(), None, number % PARTITIONS) for number, value in enumerate(values))
+        records = (NewRecord(value.encode(), None, number % PARTITIONS) for number, value in enumerate(values))
         produce(self._servers, self._topic, records, settings={"linger.ms": 50})
 
     def _run(self, **arguments: Any) -> tuple[str, float]:

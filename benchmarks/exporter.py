@@ -18,7 +18,7 @@ from statistics import median
 from typing import Final
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
@@ -67,7 +67,7 @@ def fill(servers: str, url: str, power: int) -> None:
         create_topic(servers, name, partitions=PARTITIONS)
         ages = (int(10 * DAY_MS * ((RECORDS - number) / RECORDS) ** power) for number in range(RECORDS))
         records = (
-            Record(b"x", partition=number, timestamp_ms=now - age) for age in ages for number in range(PARTITIONS)
+            NewRecord(b"x", partition=number, timestamp_ms=now - age) for age in ages for number in range(PARTITIONS)
         )
         produce(servers, name, records)
     engine = make_engine(url)

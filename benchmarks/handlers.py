@@ -34,7 +34,7 @@ from benchmarks.report import BUILD, COLOURS, Bar, draw, table, with_figures
 from benchmarks.run import commit
 from benchmarks.scale import TABLE, Figures, create_tables, observing, one, section, settings
 from offsetstore import Append, Broker, Handler, OffsetStore, TransactionalSink
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.spark.launch import local_session, stop_session
@@ -168,7 +168,7 @@ def make_topic(servers: str, records: int, partitions: int) -> None:
     """Produce records whose values are their numbers; of those of one partition, number n has offset n ÷ partitions."""
     topic = _topic(records, partitions)
     create_topic(servers, topic, partitions=partitions)
-    made = (Record(str(number).encode(), key_of(number), number % partitions) for number in range(records))
+    made = (NewRecord(str(number).encode(), key_of(number), number % partitions) for number in range(records))
     produce(servers, topic, made, settings={"linger.ms": 50})
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 from sqlalchemy import text
 
 from offsetstore import Append, Broker, Claim, OffsetRange, OffsetStore, TopicPartition, resolve_starting_offsets
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
@@ -404,7 +404,7 @@ def _measure_copies(servers: str, url: str, size: int) -> Figures:
     for topic, partitions in topics.items():
         create_topic(servers, topic, partitions=partitions)
         numbers = (number for number in range(partitions) for _ in range(REPETITIONS + 1))
-        produce(servers, topic, (Record(b"", partition=number) for number in numbers))
+        produce(servers, topic, (NewRecord(b"", partition=number) for number in numbers))
     broker = Broker({"bootstrap.servers": servers}, topics=list(topics), timeout=KAFKA_SECONDS)
     copies = Copies()
     claims: list[float] = []

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.demo.flights import ALL, as_json, read_flights
 from offsetstore.demo.tables import COLUMNS
-from offsetstore.kafka.admin import Record
+from offsetstore.kafka.admin import NewRecord
 
 PARTITIONS: Final = 5
 """Of each shape's topic."""
@@ -78,10 +78,10 @@ class Shape:
         """The JSON's schema for Spark's from_json."""
         return ", ".join(f"{name} {_spark_type(type_)}" for name, type_ in self.fields.items())
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[NewRecord]:
         """Yield the records to produce."""
         for number, value in enumerate(self.values(self.count)):
-            yield Record(value, key=str(number).encode(), partition=number % PARTITIONS)
+            yield NewRecord(value, key=str(number).encode(), partition=number % PARTITIONS)
 
     def rows(self, batch: DataFrame, *kept: str) -> DataFrame:
         """Make rows of Kafka's records.

@@ -19,7 +19,7 @@ from pathlib import Path
 from sqlalchemy import create_engine, text
 
 from offsetstore import OffsetStore
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
@@ -31,9 +31,9 @@ CONSUME = [OFFSETSTORE, "consume", "payments_consumer:consumer", "--processes", 
 killed: list[int] = []
 
 
-def payments(first: int) -> list[Record]:
+def payments(first: int) -> list[NewRecord]:
     """Make a round of payments, each with a payer of its own."""
-    return [Record(b"12.50", f"payer {number}".encode()) for number in range(first, first + PAYMENTS)]
+    return [NewRecord(b"12.50", f"payer {number}".encode()) for number in range(first, first + PAYMENTS)]
 
 
 def count() -> tuple[int, int]:

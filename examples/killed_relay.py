@@ -23,7 +23,7 @@ from sqlalchemy import create_engine, text
 
 from offsetstore import Execute, OffsetStore, Work
 from offsetstore.consumer import Consumer
-from offsetstore.kafka.admin import Record, create_topic, produce, read_committed
+from offsetstore.kafka.admin import NewRecord, create_topic, produce, read_committed
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
@@ -73,7 +73,7 @@ with PostgresServer() as postgres, KafkaBroker() as kafka, ThreadPoolExecutor() 
     os.environ["OFFSETSTORE_URL"] = postgres.url
     try:
         for failpoint in ("outbox_produced", "outbox_sent"):  # there it sends SIGKILL to itself
-            payments = [Record(b"12.50", f"payer {number % PAYERS}".encode()) for number in range(PAYMENTS)]
+            payments = [NewRecord(b"12.50", f"payer {number % PAYERS}".encode()) for number in range(PAYMENTS)]
             produce(servers, "payments", payments)
             environment = {**os.environ, "OFFSETSTORE_FAILPOINT": failpoint}
             killed = subprocess.run([*RELAY, servers], env=environment, check=False, timeout=120)

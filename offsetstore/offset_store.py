@@ -66,7 +66,7 @@ from offsetstore.operations.stored_letters import ErrorGroup, LetterFilter, coun
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine, schema_or_default
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
-from offsetstore.protocol.letters import FINAL, OPEN, Cause, Letter, LetterKey, State
+from offsetstore.protocol.letters import FINAL, OPEN, Cause, Letter, LetterKey, LetterState
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Formats, format_of, load
 from offsetstore.protocol.numbers import check_whole
@@ -76,7 +76,7 @@ from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.retries import Retries, Timeouts
-from offsetstore.protocol.runs import JobError, Run, Source
+from offsetstore.protocol.runs import ErrorSource, JobError, Run
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store.acquire import acquire, resolve_unlocked
@@ -536,7 +536,7 @@ class OffsetStore:
         self,
         group: str,
         *,
-        state: State | Collection[State] | None = None,
+        state: LetterState | Collection[LetterState] | None = None,
         cause: Cause | None = None,
         topic: str | None = None,
         partition: int | None = None,
@@ -585,7 +585,7 @@ class OffsetStore:
         """
         return read_letter(self.database, group, LetterKey(topic_partition, offset, topic_id), contents=contents)
 
-    def letter_counts(self, group: str, *, up_to: int | None = None) -> dict[State, int]:
+    def letter_counts(self, group: str, *, up_to: int | None = None) -> dict[LetterState, int]:
         """How many dead letters the group has, of each state that has any.
 
         :param up_to: bound the time: count no further than this, so that a count which reaches it may be more.
@@ -598,7 +598,7 @@ class OffsetStore:
         self,
         group: str,
         *,
-        state: State | Collection[State] | None = OPEN,
+        state: LetterState | Collection[LetterState] | None = OPEN,
         topic: str | None = None,
         limit: int = 100,
         within: int | None = None,
@@ -649,7 +649,7 @@ class OffsetStore:
         operation = ReplayLetters(group, which, limit=limit, forced=forced)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
-    def wait_for_replay(self, group: str, which: Named, *, seconds: float = 60.0) -> dict[State, int]:
+    def wait_for_replay(self, group: str, which: Named, *, seconds: float = 60.0) -> dict[LetterState, int]:
         """Wait until none of these letters is ``requested`` any more; return how many are in each state then.
 
         ``replayed`` ones are in the results; what has failed again is ``dead``.
@@ -692,7 +692,7 @@ class OffsetStore:
         older_than: timedelta,
         reason: str,
         actor: str | None = None,
-        states: Collection[State] = FINAL,
+        states: Collection[LetterState] = FINAL,
         limit: int = MOST,
         dry_run: bool = False,
         if_plan: str | None = None,
@@ -847,7 +847,7 @@ class OffsetStore:
         group: str,
         *,
         since: datetime | None = None,
-        sources: Collection[Source] = (),
+        sources: Collection[ErrorSource] = (),
         limit: int | None = None,
     ) -> list[JobError]:
         """The errors that the group's jobs met, oldest first. Of each group the newest thousand lines are kept.
@@ -865,7 +865,12 @@ class OffsetStore:
         )
 
     def follow_errors(
-        self, group: str, *, since: datetime | None = None, sources: Collection[Source] = (), limit: int | None = None
+        self,
+        group: str,
+        *,
+        since: datetime | None = None,
+        sources: Collection[ErrorSource] = (),
+        limit: int | None = None,
     ) -> Iterator[JobError]:
         """Iterate over what `errors` returns, and then over each error that is added, about a second later.
 

@@ -56,24 +56,24 @@ from offsetstore.protocol.outbox import (
     LOOKS,
     MOST_ROWS,
     TOPIC_NAMES,
-    Ask,
-    Check,
+    AskForMark,
+    CheckToken,
     Fence,
     Fetch,
-    Look,
     OnUncertain,
     OutboxRow,
-    Pause,
     Peek,
     Probe,
     Read,
-    Record,
+    ReadRows,
     Refusal,
     Rest,
     Send,
     Standing,
     Step,
     Take,
+    WaitForMark,
+    WriteBatch,
     is_topic,
     relaying,
 )
@@ -296,15 +296,15 @@ class Relay:
             if not isinstance(step, Send):
                 self._expect_recorded()
             self._tell_blocked()
-            if isinstance(step, (Look, Rest)):
+            if isinstance(step, (ReadRows, Rest)):
                 if self._stopping.is_set() and (isinstance(step, Rest) or not step.without):
                     return
                 if isinstance(step, Rest) and self._is_drained():
                     return
                 self._renew()
-            if isinstance(step, Look) and self._stopping.is_set():
+            if isinstance(step, ReadRows) and self._stopping.is_set():
                 answer = ()  # so that what was sent is deleted
-            elif isinstance(step, Pause):
+            elif isinstance(step, WaitForMark):
                 if self._pause(step):
                     return
                 answer = None
@@ -354,24 +354,24 @@ class Relay:
                 failpoints.reach("outbox_taken")
             case Peek():
                 return self._peek()
-            case Check():
+            case CheckToken():
                 self._check()
             case Read():
                 return self._read()
             case Fence():
                 outlet.fence()
                 failpoints.reach("outbox_fenced")
-            case Ask(is_fenced=is_fenced):
+            case AskForMark(is_fenced=is_fenced):
                 return outlet.position(is_fenced=is_fenced)
             case Fetch(ids=ids):
                 return self._reader.fetch(ids)
-            case Look():
+            case ReadRows():
                 self._has_begun = True
                 return self._look(step)
             case Probe(topics=topics):
                 self._lacking = outlet.lacking(topics)
                 return {topic: error.what for topic, error in self._lacking.items()}
-            case Record():
+            case WriteBatch():
                 self._deleting = step.done
                 if self._has_sent and step.before is not None and not step.refused:
                     self._recording = meanwhile("offsetstore-relay-record", lambda: self._record(step))
@@ -380,7 +380,7 @@ class Relay:
                     failpoints.reach("outbox_recorded")
             case Send():
                 return self._send(step)
-            case Pause():
+            case WaitForMark():
                 pass  # as is told by `_follow`, which may have to stop
             case Rest():
                 if self._has_news:
@@ -414,7 +414,7 @@ class Relay:
     def _has_to_renew(self) -> bool:
         return time.monotonic() - self._sent_at > _RENEW
 
-    def _pause(self, step: Pause) -> bool:
+    def _pause(self, step: WaitForMark) -> bool:
         """Wait before Kafka is asked again; return whether it is time to stop."""
         if step.lost is not None:
             number = step.lost.number
@@ -500,7 +500,7 @@ class Relay:
     def _reader(self) -> Reader:
         return Reader(self._ask, self._portions, largest=cast("Outlet", self._outlet).largest)
 
-    def _look(self, step: Look) -> Sequence[OutboxRow]:
+    def _look(self, step: ReadRows) -> Sequence[OutboxRow]:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.is_of(step):
             rows = ahead.rows.result()[: step.most]
@@ -581,7 +581,7 @@ class Relay:
                 session.sever()
         return True
 
-    def _record(self, step: Record) -> None:
+    def _record(self, step: WriteBatch) -> None:
         try:
             *before, last = parts_of(step.done, self._deletions) or [()]
             for part in before:  # what is in Kafka may be deleted at any time
@@ -603,7 +603,7 @@ class Relay:
         if row is None or row.token != self._token:
             raise self._fenced(row)
 
-    def _record_with(self, step: Record, done: Sequence[int]) -> None:
+    def _record_with(self, step: WriteBatch, done: Sequence[int]) -> None:
         with self._transaction() as session, needing(_RIGHT):
             tx = people(session)
             changed = {
@@ -682,7 +682,7 @@ class _Ahead:
             return ids == self.sent
         return len(ids) + len(self.aside) == len(self.sent) and {*ids} | self.aside == {*self.sent}
 
-    def is_of(self, step: Look) -> bool:
+    def is_of(self, step: ReadRows) -> bool:
         """Whether it is the answer to this step."""
         return step.only is None and step.but == self.but and self.is_rest(step.without)
 

@@ -8,7 +8,7 @@ from typing import Final, get_args
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.asking import AskOptions, ask_options
 from offsetstore.cli.output import Table, document
 from offsetstore.protocol.policy import OnUncertain
 from offsetstore.store.adoption import Adoption, LocalFiles, read_adoption, read_or_fail
@@ -47,7 +47,7 @@ _KEYS: Final = "topic partition start ends stored uncertain"
     help="Also read the store: partitions that this group has a stored offset of are not adopted.",
 )
 @ask_options
-def adopt(*, checkpoint: str, dry_run: bool, on_uncertain: OnUncertain, group: str | None, ask: Ask) -> None:
+def adopt(*, checkpoint: str, dry_run: bool, on_uncertain: OnUncertain, group: str | None, ask: AskOptions) -> None:
     """Show what a job would take over from a checkpoint.
 
     Reads from the checkpoint of a plain Spark query where its last committed batch ends, and what was begun after it.

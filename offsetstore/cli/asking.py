@@ -10,7 +10,7 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from offsetstore.cli.exits import fail
-from offsetstore.cli.options import Database, database_options, format_option, gathered, reason_option, together
+from offsetstore.cli.options import DatabaseOptions, database_options, format_option, gathered, reason_option, together
 from offsetstore.cli.output import Table, document, even_unread, print_json, print_text
 from offsetstore.errors import PlanChanged, step_for
 from offsetstore.offset_store import OffsetStore
@@ -22,7 +22,7 @@ _P = TypeVar("_P", bound=Plan)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Database):
+class AskOptions(DatabaseOptions):
     """The values of `ask_options`."""
 
     format_: str
@@ -43,7 +43,7 @@ class Ask(Database):
 ask_options = together(
     database_options,
     format_option(),
-    gathered("ask", lambda given: Ask((of := given.pop("database")).url, of.schema, given.pop("format_"))),
+    gathered("ask", lambda given: AskOptions((of := given.pop("database")).url, of.schema, given.pop("format_"))),
 )
 """``--url``, ``--schema`` and ``--format``, as the argument ``ask``."""
 
@@ -57,7 +57,7 @@ class How(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Decide(Ask):
+class Decide(AskOptions):
     """The values of `decide_options`.
 
     :param at_once: whether the command decides without ``--execute``.
@@ -135,7 +135,7 @@ def decide_options(*, at_once: bool = False, force: bool = False, csv: str = "")
         return value
 
     def gather(given: dict[str, Any]) -> Decide:
-        of: Database = given.pop("database")
+        of: DatabaseOptions = given.pop("database")
         dry_run = given.pop(flag) is at_once
         how = How(reason=given.pop("reason"), dry_run=dry_run, if_plan=given.pop("if_plan"))
         return Decide(of.url, of.schema, given.pop("format_"), how, at_once, given.pop("force_", False))

@@ -325,7 +325,7 @@ def end_after(error: OffsetStoreError, *, has_joined: bool = False) -> End:
     return End(code, "harms" if code in FINAL else "repeats" if is_lasting(error) else "helps")
 
 
-class Run:
+class ConsumerProcess:
     """The process, from its start to its end."""
 
     def __init__(self, told: Told, connection: Connection, watched: Watched) -> None:
@@ -390,13 +390,13 @@ def main(told: Told, descriptor: int, page: int, *, follows: bool = False) -> in
     faulthandler.register(STACKS, all_threads=True)
     sys.path.insert(0, str(Path.cwd()))
     watched = Watched(Page(page))
-    run = Run(told, Connection(descriptor), watched)
+    run = ConsumerProcess(told, Connection(descriptor), watched)
     if follows:
         run.follow_supervisor()
     return watched.ends(run_told(told, run, watched))
 
 
-def run_told(told: Told, run: Run, watched: Watched) -> End:
+def run_told(told: Told, run: ConsumerProcess, watched: Watched) -> End:
     """Run the consumer, and print its error."""
     try:
         run()

@@ -13,7 +13,7 @@ from offsetstore.cli import options
 from offsetstore.cli.output import print_text
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.dashboard.context import Deciding
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.offset_store import OffsetStore
 from offsetstore.runtime.background import as_main_work
 
@@ -56,7 +56,7 @@ def dashboard(
     *,
     kafka: options.Kafka,
     kafka_groups: dict[str, str],
-    database: options.Database,
+    database: options.DatabaseOptions,
     port: int,
     host: str,
     allowed_hosts: tuple[str, ...],
@@ -81,7 +81,7 @@ def dashboard(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     address = options.require_url(database.url)
     deciding = _require(actions_url) if allow_actions else None
-    settings = Settings(host=host, port=port, allowed_hosts=allowed_hosts, token=os.environ.get(TOKEN) or None)
+    settings = DashboardSettings(host=host, port=port, allowed_hosts=allowed_hosts, token=os.environ.get(TOKEN) or None)
     with ExitStack() as opened:
 
         def connect() -> Broker:

@@ -12,14 +12,14 @@ from typing import Any, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, Decide, ask_options, decide_options
+from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
 from offsetstore.cli.output import Table, cell, document, print_text
 from offsetstore.errors import ExitCode, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.operations.letters import MOST, LettersDecided, Which
 from offsetstore.operations.stored_letters import LetterFilter
-from offsetstore.protocol.letters import CAUSES, FINAL, OPEN, STATES, Letter, LetterKey, Payload, State
+from offsetstore.protocol.letters import CAUSES, FINAL, OPEN, STATES, Letter, LetterKey, LetterState, Payload
 from offsetstore.text import counted
 
 _LETTERS: Final = (
@@ -73,7 +73,7 @@ def _age(text: str) -> timedelta:
     return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
-def _states(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> list[State] | None:
+def _states(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> list[LetterState] | None:
     return None if "all" in value else [one for one in STATES if one in value]
 
 
@@ -160,7 +160,14 @@ def dead_letters() -> None:
 )
 @ask_options
 def list_letters(
-    *, group: str, states: list[State] | None, by: str, after: str | None, limit: int, ask: Ask, **chosen: Any
+    *,
+    group: str,
+    states: list[LetterState] | None,
+    by: str,
+    after: str | None,
+    limit: int,
+    ask: AskOptions,
+    **chosen: Any,
 ) -> None:
     """List dead letters, the newest first, or their errors with --by error.
 
@@ -203,7 +210,7 @@ def list_letters(
 @click.argument("letter", metavar="TOPIC:PARTITION:OFFSET", callback=options.parsed(_letter_key))
 @click.option("--topic-id", metavar="ID", help="Of a topic that was created again; by default, the newest letter's.")
 @ask_options
-def show_letter(*, group: str, letter: LetterKey, topic_id: str | None, ask: Ask) -> None:
+def show_letter(*, group: str, letter: LetterKey, topic_id: str | None, ask: AskOptions) -> None:
     """Show one dead letter with its key, value, headers, error and traceback.
 
     Bytes are printed as text if they are UTF-8, else in base64. Exit code 1 if there is no such letter.
@@ -271,7 +278,7 @@ def replay_letters(
         raise click.UsageError("--wait goes with --execute: without it nothing is requested.")
 
     def show(done: LettersDecided) -> None:
-        outcome: dict[State, int] | None = None
+        outcome: dict[LetterState, int] | None = None
         if not decide.as_json:
             decide.print_plan(done, _DECIDED)
             if done.executed and (left := _unreplayed(store, done)) is not None:
@@ -336,7 +343,9 @@ def discard_letters(*, group: str, which: Which, limit: int, erase: bool, decide
 @_states_option
 @_filter_options
 @options.database_options
-def export_letters(*, group: str, states: list[State] | None, database: options.Database, **chosen: Any) -> None:
+def export_letters(
+    *, group: str, states: list[LetterState] | None, database: options.DatabaseOptions, **chosen: Any
+) -> None:
     """Write dead letters to the standard output with all they hold, one JSON document a line.
 
     The newest is the first. Exit code 1 if the store does not know the group.
@@ -381,7 +390,9 @@ def export_letters(*, group: str, states: list[State] | None, database: options.
 )
 @_limit_option("At most N letters.")
 @decide_options()
-def prune_letters(*, group: str, older_than: timedelta, states: tuple[State, ...], limit: int, decide: Decide) -> None:
+def prune_letters(
+    *, group: str, older_than: timedelta, states: tuple[LetterState, ...], limit: int, decide: Decide
+) -> None:
     """Delete dead letters that were replayed, discarded or superseded long ago.
 
     Without --execute it counts them. Others are never deleted: discard them first. It must be run as the owner of the

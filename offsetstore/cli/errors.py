@@ -8,9 +8,9 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.asking import AskOptions, ask_options
 from offsetstore.cli.output import Table, document, print_followed
-from offsetstore.protocol.runs import SOURCES, Source
+from offsetstore.protocol.runs import SOURCES, ErrorSource
 
 _COLUMNS: Final = "at, source, #times, #batch, error=error_class, text"
 _KEYS: Final = "at epoch source error_class text sqlstate *topic_partition batch ranges times"
@@ -29,7 +29,13 @@ _KEYS: Final = "at epoch source error_class text sqlstate *topic_partition batch
 @options.lines_options("error")
 @ask_options
 def errors(
-    *, group: str, since: datetime | None, sources: tuple[Source, ...], limit: int | None, follow: bool, ask: Ask
+    *,
+    group: str,
+    since: datetime | None,
+    sources: tuple[ErrorSource, ...],
+    limit: int | None,
+    follow: bool,
+    ask: AskOptions,
 ) -> None:
     """Show the errors that a consumer group's jobs met.
 

@@ -44,7 +44,7 @@ from offsetstore.runtime.background import as_main_work
 def exporter(
     *,
     kafka: options.Kafka,
-    database: options.Database,
+    database: options.DatabaseOptions,
     kafka_groups: dict[str, str],
     port: int,
     host: str,

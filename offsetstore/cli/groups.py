@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, Decide, ask_options, decide_options
+from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
 from offsetstore.cli.output import Table, document
 from offsetstore.operations.group_status import in_words
 from offsetstore.text import short
@@ -37,7 +37,7 @@ def groups() -> None:
 
 @groups.command("list")
 @ask_options
-def list_groups(*, ask: Ask) -> None:
+def list_groups(*, ask: AskOptions) -> None:
     """List all consumer groups of the store.
 
     A group is "live" while its job sends heartbeats, "failed" if an error ended the last job, ends each soon after its

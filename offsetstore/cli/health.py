@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn, cast
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.asking import AskOptions, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import document
 from offsetstore.errors import ExitCode
@@ -62,7 +62,7 @@ def health(
     group: str | None,
     max_lag: LagLimit | None,
     kafka: options.Kafka,
-    ask: Ask,
+    ask: AskOptions,
 ) -> None:
     """Ask a job's process, or the database, whether a job is well.
 
@@ -130,7 +130,7 @@ def health(
     raise click.exceptions.Exit(ExitCode.NO if problems else ExitCode.OK)
 
 
-def _ask_process(ask: Ask, host: str, port: int, token: str | None, *, ready: bool) -> NoReturn:
+def _ask_process(ask: AskOptions, host: str, port: int, token: str | None, *, ready: bool) -> NoReturn:
     path = "/readyz" if ready else "/livez"
     connection = HTTPConnection(host, port, timeout=_SECONDS)  # no proxy: it is a process on this machine, or near it
     try:

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.asking import AskOptions, ask_options
 from offsetstore.cli.output import Table, document, print_followed
 from offsetstore.protocol.database import EVENTS
 
@@ -32,7 +32,7 @@ _KEYS: Final = (
 @options.lines_options("event")
 @ask_options
 def history(
-    *, group: str, since: datetime | None, events: tuple[str, ...], limit: int | None, follow: bool, ask: Ask
+    *, group: str, since: datetime | None, events: tuple[str, ...], limit: int | None, follow: bool, ask: AskOptions
 ) -> None:
     """Show what was decided about a consumer group, and by whom.
 

@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.asking import AskOptions, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Table, document, print_error, print_json, print_text
 from offsetstore.errors import ExitCode
@@ -64,7 +64,7 @@ def lag(
     watch: float | None,
     limit: LagLimit | None,
     kafka: options.Kafka,
-    ask: Ask,
+    ask: AskOptions,
 ) -> None:
     """Show how far consumer groups are behind Kafka.
 
@@ -121,7 +121,7 @@ def lag(
         raise click.exceptions.Exit(ExitCode.NO)
 
 
-def _watch(found: Lag, look: Callable[[], Lag], seconds: float, ask: Ask, *, by_partition: bool) -> NoReturn:
+def _watch(found: Lag, look: Callable[[], Lag], seconds: float, ask: AskOptions, *, by_partition: bool) -> NoReturn:
     while True:
         if sys.stdout.isatty():
             click.clear()

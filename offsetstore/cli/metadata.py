@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.asking import AskOptions, ask_options
 from offsetstore.cli.output import Table, even_unread
 from offsetstore.errors import ExitCode, MetadataError
 from offsetstore.offsets import MAX_PARTITION, TopicPartition
@@ -25,7 +25,7 @@ def metadata() -> None:
 @click.argument("topic", callback=options.names)
 @click.argument("partition", type=click.IntRange(0, MAX_PARTITION), required=False)
 @ask_options
-def get_metadata(*, group: str, topic: str, partition: int | None, ask: Ask) -> None:
+def get_metadata(*, group: str, topic: str, partition: int | None, ask: AskOptions) -> None:
     """Show the metadata of a topic's partitions, or of one, as text.
 
     Exit code 1 if the store has no offset of them.
@@ -72,7 +72,7 @@ def set_metadata(
     text: bool,
     clear: bool,
     reason: str,
-    ask: Ask,
+    ask: AskOptions,
 ) -> None:
     """Rewrite the metadata of a partition, at the offset that is stored.
 

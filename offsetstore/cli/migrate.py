@@ -35,7 +35,7 @@ _IDLE_SECONDS = 120.0
 @click.option(
     "--since", metavar="REVISION", help="With --sql: the current revision of the tables; by default there are none."
 )
-def migrate(*, database: options.Database, check: bool, force: bool, sql: bool, since: str | None) -> None:
+def migrate(*, database: options.DatabaseOptions, check: bool, force: bool, sql: bool, since: str | None) -> None:
     """Create or upgrade offsetstore's tables.
 
     Brings them to head, the revision of this version, in one transaction; tables of a later version on which this one

@@ -38,7 +38,7 @@ READS: Final = "--dashboard-role"
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class DatabaseOptions:
     """The values of `database_options`."""
 
     url: str | None
@@ -200,7 +200,7 @@ database_options = together(
         show_envvar=True,
         help="Schema of the tables; by default, the connection's search path.",
     ),
-    gathered("database", lambda given: Database(given.pop("url"), given.pop("schema"))),
+    gathered("database", lambda given: DatabaseOptions(given.pop("url"), given.pop("schema"))),
 )
 """``--url`` and ``--schema``, as the argument ``database``."""
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, Decide, ask_options, decide_options
+from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
 from offsetstore.cli.output import Table, document
 from offsetstore.protocol.outbox import MOST_ROWS
 
@@ -57,7 +57,7 @@ def outbox() -> None:
     "--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Rows per page."
 )
 @ask_options
-def list_rows(*, group: str, topic: str | None, after: int, limit: int, ask: Ask) -> None:
+def list_rows(*, group: str, topic: str | None, after: int, limit: int, ask: AskOptions) -> None:
     """List rows that Kafka refuses, with their errors, the first first. Records are not read.
 
     Exit code 1 if the store does not know the group.

@@ -20,7 +20,7 @@ from offsetstore.text import counted
 _MINUTE: Final = 60.0
 
 
-class Figures:
+class SentLines:
     """Prints what was sent: one line a minute while rows are sent, one when there are no more, and then nothing.
 
     Two lines are at least a minute apart, so that a row now and then fills no log.
@@ -98,7 +98,7 @@ class Figures:
     show_default=True,
     help="If it is not known whether the last batch is in Kafka: end, produce it again, or take it for produced.",
 )
-def relay(*, kafka: options.Kafka, database: options.Database, anchor: str, on_uncertain: str) -> None:
+def relay(*, kafka: options.Kafka, database: options.DatabaseOptions, anchor: str, on_uncertain: str) -> None:
     """Produce the outbox to Kafka, exactly once.
 
     It runs until it is stopped, through outages once it has begun. SIGTERM ends it within 30 seconds, with exit code 0.
@@ -115,7 +115,7 @@ def relay(*, kafka: options.Kafka, database: options.Database, anchor: str, on_u
     before = signal.getsignal(signal.SIGTERM)
     try:
         with database.open(role=RELAY_ROLE) as store:
-            store.observers = store.observers.with_one(Figures())
+            store.observers = store.observers.with_one(SentLines())
             running = Relay(store, broker, anchor=anchor, on_uncertain=cast("OnUncertain", on_uncertain))
 
             def stop(_signal: int, _frame: object) -> None:

@@ -91,7 +91,7 @@ def resolve(
     group: str,
     topics: tuple[str, ...],
     kafka: options.Kafka,
-    database: options.Database,
+    database: options.DatabaseOptions,
     no_store: bool,
     prefer: Prefer,
     auto_offset_reset: Any,

@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.asking import AskOptions, ask_options
 from offsetstore.cli.output import Table, cell, document
 from offsetstore.protocol.runs import Run
 
@@ -26,7 +26,7 @@ _KEYS: Final = (
 @options.group_option
 @click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Only the last N runs.")
 @ask_options
-def runs(*, group: str, limit: int | None, ask: Ask) -> None:
+def runs(*, group: str, limit: int | None, ask: AskOptions) -> None:
     """Show the runs of a consumer group's job, and how each ended.
 
     A run is a claim of the group, or a process of a consumer, all of which share a claim and its epoch. It records

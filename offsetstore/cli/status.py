@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.asking import AskOptions, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Table, document
 from offsetstore.errors import BrokerError
@@ -41,7 +41,7 @@ _KEYS: Final = (
 @options.group_option
 @options.broker_options(required=False, use="; without them, only the store is shown")
 @ask_options
-def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
+def status(*, group: str, kafka: options.Kafka, ask: AskOptions) -> None:
     """Show a consumer group's owner, offsets and lag.
 
     Each start of a job makes a claim of the group, and each claim has a higher epoch than the one before; so has a

@@ -27,7 +27,7 @@ from offsetstore.consumer.commits import Commits
 from offsetstore.consumer.delivery import ComputedRecords, Polled, PolledRecords
 from offsetstore.consumer.filters import Filter, check_filters
 from offsetstore.consumer.handled import HandledRecords, computed_letters
-from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
+from offsetstore.consumer.outputs import ArrowTransform, ConsumerOutputs, TransformRaised
 from offsetstore.consumer.records import read_messages
 from offsetstore.consumer.watch import CarefulFeed, Unwatched, Watch, has_any, ranges_of, single
 from offsetstore.errors import (
@@ -55,7 +55,7 @@ from offsetstore.processing.blame import Halve, discarding, skipping
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
-from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
+from offsetstore.processing.runner import Interrupted, Runner, RunnerSettings, Taken
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.events import HeldRecord, QueryStatus, RecordsDropped, RecordsHeld, SinkMade
 from offsetstore.protocol.letters import Letter
@@ -66,7 +66,7 @@ from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import Writer
 from offsetstore.runtime.background import as_main_work, meanwhile
 from offsetstore.runtime.functions import InterruptSignal, with_empty_frames, without_frames
-from offsetstore.runtime.signals import Requests
+from offsetstore.runtime.signals import StopRequests
 from offsetstore.store.claim import ClaimRequest, Takeover
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.mirror import LAST_COMMIT
@@ -158,7 +158,7 @@ class Consumer:
         *,
         topics: Collection[str],
         kafka: Mapping[str, Any],
-        transform: Transform | Handler,
+        transform: ArrowTransform | Handler,
         into: Writer | Mapping[str, Writer],
         flush: Flush | None = None,
         dead_letters: DeadLetters | None = None,
@@ -173,9 +173,9 @@ class Consumer:
     ) -> None:
         check_seconds("drain", drain)
         self.store = store
-        self.outputs = Outputs(transform, into, propagate)
+        self.outputs = ConsumerOutputs(transform, into, propagate)
         self.filters = check_filters(filters)
-        self.settings = Settings(metadata=metadata, dead_letters=dead_letters, propagate=propagate, tick=tick)
+        self.settings = RunnerSettings(metadata=metadata, dead_letters=dead_letters, propagate=propagate, tick=tick)
         self.settings.check_dead_letters(self.outputs.writers.values())
         self.settings.check_handler(self.outputs.handler)
         rows = 50_000 if self.outputs.handler is None else WINDOW
@@ -244,7 +244,7 @@ class Consumer:
             yield
             return
 
-        interrupts = Requests()
+        interrupts = StopRequests()
 
         def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
             if number != signal.SIGINT:

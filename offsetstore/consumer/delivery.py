@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from offsetstore.consumer.outputs import Outputs, TransformRaised, split
-from offsetstore.consumer.records import Record
+from offsetstore.consumer.outputs import ConsumerOutputs, TransformRaised, split
+from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.errors import ColumnMismatch, FunctionFailed, RowsRefused
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.blame import find_failing
@@ -42,7 +42,7 @@ class Polled:
     """
 
     range: OffsetRange
-    records: Sequence[Record]
+    records: Sequence[ConsumedRecord]
     term: Term
 
 
@@ -55,7 +55,7 @@ class PolledRecords:
 
     number: int
     claim: Claim = field(repr=False)
-    outputs: Outputs = field(repr=False)
+    outputs: ConsumerOutputs = field(repr=False)
     polled: Mapping[TopicPartition, Polled] = field(repr=False)
     pause: Callable[[float], None] = field(repr=False)
 
@@ -71,9 +71,9 @@ class PolledRecords:
         """See `Delivery`."""
         return {tp: one.term for tp, one in self.polled.items()}
 
-    def records(self, part: Ranges, without: Collection[Coordinates] = ()) -> list[Record]:
+    def records(self, part: Ranges, without: Collection[Coordinates] = ()) -> list[ConsumedRecord]:
         """The records of some ranges, except some, in order."""
-        found: list[Record] = []
+        found: list[ConsumedRecord] = []
         for tp, range_ in sorted(part.items()):
             records = self.polled[tp].records
             begin, end = (bisect_left(records, at, key=_offset) for at in (range_.from_, range_.until))
@@ -131,7 +131,7 @@ class PolledRecords:
         return Computation(self.claim, self.outputs, lambda: self.sleep(0)).repeats(self.records(self.ranges))
 
 
-def _offset(record: Record) -> int:
+def _offset(record: ConsumedRecord) -> int:
     return record.offset
 
 
@@ -139,13 +139,13 @@ def _offset(record: Record) -> int:
 class ComputedRecords(ComputedPart):
     """See `CarefulPart`: each record is computed alone, so its rows are known whatever columns they keep."""
 
-    records: Sequence[Record]
+    records: Sequence[ConsumedRecord]
 
     @classmethod
     def of(
         cls,
-        records: Sequence[Record],
-        outputs: Outputs,
+        records: Sequence[ConsumedRecord],
+        outputs: ConsumerOutputs,
         by_record: Mapping[str, RowsByRecord],
         *,
         rejected: Mapping[int, Rejected],
@@ -181,13 +181,13 @@ class Computation:
     :param check: called before each try; what it raises passes.
     """
 
-    def __init__(self, claim: Claim, outputs: Outputs, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, claim: Claim, outputs: ConsumerOutputs, check: Callable[[], None] = lambda: None) -> None:
         self._claim = claim
         self._outputs = outputs
         self._check = check
 
     def of(
-        self, records: Sequence[Record], known: Mapping[Coordinates, FunctionFailed] | None = None
+        self, records: Sequence[ConsumedRecord], known: Mapping[Coordinates, FunctionFailed] | None = None
     ) -> ComputedRecords:
         """Compute the rows of all records that can be computed.
 
@@ -200,7 +200,7 @@ class Computation:
             failed |= {others[at]: error for at, error in self._failing([records[n] for n in others]).items()}
             return self._one_by_one(records, failed)
 
-    def repeats(self, records: Sequence[Record]) -> bool:
+    def repeats(self, records: Sequence[ConsumedRecord]) -> bool:
         """Whether the same records can't be computed twice, and the same rows are made twice of the others.
 
         If that takes long, many can't be computed, and no single one is to blame.
@@ -215,7 +215,7 @@ class Computation:
             return False
         return failing == again and rows.keys() == others.keys() and all(rows[one].equals(others[one]) for one in rows)
 
-    def _failing(self, records: Sequence[Record], seconds: float = math.inf) -> dict[int, FunctionFailed]:
+    def _failing(self, records: Sequence[ConsumedRecord], seconds: float = math.inf) -> dict[int, FunctionFailed]:
         """Those that can't be computed, by their places.
 
         :raises TooManyFailed: none of many can be.
@@ -229,7 +229,7 @@ class Computation:
             return {}
         return find_failing(len(records), try_, seconds=seconds, check=self._check)
 
-    def tried(self, records: Sequence[Record]) -> FunctionFailed | int:
+    def tried(self, records: Sequence[ConsumedRecord]) -> FunctionFailed | int:
         """Compute these together, and forget their rows; return how many there are, or why there are none."""
         self._check()
         try:
@@ -240,7 +240,7 @@ class Computation:
             without_frames(error)
             return why
 
-    def _one_by_one(self, records: Sequence[Record], failed: Mapping[int, FunctionFailed]) -> ComputedRecords:
+    def _one_by_one(self, records: Sequence[ConsumedRecord], failed: Mapping[int, FunctionFailed]) -> ComputedRecords:
         outputs = self._outputs
         batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in outputs.writers}
         firsts = {name: array("q", [0]) for name in outputs.writers}
@@ -280,7 +280,7 @@ class Computation:
         except TransformRaised as error:
             raise error.failed() or error from error.__cause__
 
-    def _made(self, records: Sequence[Record]) -> dict[str, tuple[pa.RecordBatch, Rejected | None]]:
+    def _made(self, records: Sequence[ConsumedRecord]) -> dict[str, tuple[pa.RecordBatch, Rejected | None]]:
         made = self._outputs.made(self._claim, records)
         return {name: split(rows) for name, rows in made.items()}
 
@@ -322,6 +322,6 @@ def _incompatible(kinds: Iterable[pa.Schema]) -> ColumnMismatch:
     )
 
 
-def records_of(letters: Sequence[Letter]) -> list[Record]:
+def records_of(letters: Sequence[Letter]) -> list[ConsumedRecord]:
     """The records of letters, in their order."""
-    return [Record(one.topic_partition, one.offset, one.payload or _EMPTY) for one in letters]
+    return [ConsumedRecord(one.topic_partition, one.offset, one.payload or _EMPTY) for one in letters]

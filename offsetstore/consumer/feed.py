@@ -14,7 +14,7 @@ from typing import Final
 
 from offsetstore.consumer.delivery import Polled
 from offsetstore.consumer.filters import Context, Filter, Pending
-from offsetstore.consumer.records import Record, as_given, size_of
+from offsetstore.consumer.records import ConsumedRecord, as_given, size_of
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.between import Flush
 from offsetstore.protocol.events import HeldRecord
@@ -39,7 +39,7 @@ class _Partition:
     begin: int
     until: int
     pending: Pending
-    records: list[Record] = field(default_factory=list[Record])
+    records: list[ConsumedRecord] = field(default_factory=list[ConsumedRecord])
     passed_over: int = 0
     log_end: int = 0
 
@@ -146,7 +146,7 @@ class Feed:
         if not any(one.end > one.begin for one in self._partitions.values()):
             self._since = None
 
-    def add(self, tp: TopicPartition, records: Iterable[Record], topic_id: str = "") -> None:
+    def add(self, tp: TopicPartition, records: Iterable[ConsumedRecord], topic_id: str = "") -> None:
         """Gather a partition's records, unless they were gathered before, or it was not given the partition.
 
         :param topic_id: for filters, see `offsetstore.Record`.
@@ -154,7 +154,7 @@ class Feed:
         one = self._partitions.get(tp)
         if one is None:
             return
-        new = list[Record]()
+        new = list[ConsumedRecord]()
         for record in records:
             if record.offset >= one.until:
                 one.until = record.offset + 1
@@ -275,13 +275,13 @@ class Feed:
         if one.end > one.begin:
             self._since = self._since or time.monotonic()
 
-    def _gather(self, one: _Partition, records: Sequence[Record]) -> None:
+    def _gather(self, one: _Partition, records: Sequence[ConsumedRecord]) -> None:
         one.records += records
         self._count += len(records)
         self._bytes += sum(map(size_of, records))
         if self._count:
             self._mean = self._bytes / self._count
 
-    def _forget(self, records: Collection[Record]) -> None:
+    def _forget(self, records: Collection[ConsumedRecord]) -> None:
         self._count -= len(records)
         self._bytes -= sum(map(size_of, records))

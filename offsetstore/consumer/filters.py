@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
-from offsetstore.consumer.records import Record as PolledRecord
+from offsetstore.consumer.records import ConsumedRecord as PolledRecord
 from offsetstore.consumer.records import size_of
 from offsetstore.errors import ConfigurationError, FunctionFailed, SinkError, as_raised
 from offsetstore.offsets import TopicPartition

@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 from offsetstore.consumer.delivery import Computation, ComputedRecords, PolledRecords, records_of
-from offsetstore.consumer.outputs import Outputs
-from offsetstore.consumer.records import Record, as_given
+from offsetstore.consumer.outputs import ConsumerOutputs
+from offsetstore.consumer.records import ConsumedRecord, as_given
 from offsetstore.errors import FunctionFailed, HandlerStuck
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing import handling
@@ -22,12 +22,12 @@ from offsetstore.processing.by_record import ArrowRows, RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handled_rows import arrow_rows, as_failed, columns_of
 from offsetstore.processing.handling import (
+    CallOutcome,
     Figures,
     Handler,
     HandlerFailed,
     Handling,
     NoRows,
-    Outcome,
     outage_of_call,
     service_unavailable,
 )
@@ -49,7 +49,7 @@ _TELL: Final = 5.0
 
 
 @dataclass(slots=True)
-class _Kept:
+class _HandledRecords:
     """What the handler has made of a delivery's records, which are numbered in their order.
 
     :param numbers: of those that were called.
@@ -69,7 +69,7 @@ class HandledRecords(PolledRecords):
     """
 
     topic_ids: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    _kept: _Kept = field(default_factory=_Kept, repr=False)
+    _kept: _HandledRecords = field(default_factory=_HandledRecords, repr=False)
 
     def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> dict[str, ArrowRows]:
         """See `Delivery`.
@@ -107,7 +107,7 @@ class HandledRecords(PolledRecords):
         """See `Delivery`."""
         return error.failed if isinstance(error, HandlerFailed) else None
 
-    def _numbers(self, records: Sequence[Record]) -> list[int]:
+    def _numbers(self, records: Sequence[ConsumedRecord]) -> list[int]:
         """The numbers of these records, after all of them were called.
 
         :raises PlanOutdated: a partition, or the group, was lost before that.
@@ -127,8 +127,8 @@ class HandledRecords(PolledRecords):
         return self.claim.term(tp) is self.polled[tp].term and not self.claim.is_lost
 
 
-def topic_ids_of(claim: Claim, known: dict[str, str], records: Sequence[Record]) -> Mapping[str, str]:
-    """Kafka's ids of the records' topics, for `Record.id`; ``known`` has those that were asked for before."""
+def topic_ids_of(claim: Claim, known: dict[str, str], records: Sequence[ConsumedRecord]) -> Mapping[str, str]:
+    """Kafka's ids of the records' topics, for `ConsumedRecord.id`; ``known`` has those that were asked for before."""
     topics = {one.topic_partition.topic for one in records}
     if not topics <= known.keys():
         known |= {**dict.fromkeys(topics, ""), **known_ids(claim.offsets())}
@@ -136,7 +136,10 @@ def topic_ids_of(claim: Claim, known: dict[str, str], records: Sequence[Record])
 
 
 def handled(
-    outputs: Outputs, claim: Claim, records: Sequence[tuple[Record, str]], is_wanted: Callable[[TopicPartition], bool]
+    outputs: ConsumerOutputs,
+    claim: Claim,
+    records: Sequence[tuple[ConsumedRecord, str]],
+    is_wanted: Callable[[TopicPartition], bool],
 ) -> tuple[Mapping[str, RowsByRecord], Mapping[int, Rejected], Collection[int]]:
     """Call the handler for each record.
 
@@ -154,7 +157,7 @@ def handled(
     outputs.check_tables(
         claim, {name: pa.schema([*cast("Any", columns_of(one)), coordinates]) for name, one in outputs.schemas.items()}
     )
-    found, at, unwanted = dict[int, Outcome](), dict[int, int](), set[int]()
+    found, at, unwanted = dict[int, CallOutcome](), dict[int, int](), set[int]()
 
     def may_call(record: handling.Record) -> None:
         number = at[id(record)]
@@ -212,7 +215,7 @@ def _guarded(handler: Handler, may_call: Callable[[handling.Record], None]) -> H
     return replace(handler, fn=call_later if handler.is_async else call)
 
 
-def _finished(handling_: Handling) -> Sequence[Outcome]:
+def _finished(handling_: Handling) -> Sequence[CallOutcome]:
     """Wait for outcomes, not for long.
 
     :raises SinkError: no more records can be handled.
@@ -226,7 +229,7 @@ def _finished(handling_: Handling) -> Sequence[Outcome]:
 
 
 def _as_rows(
-    outputs: Outputs, records: Sequence[Record], outcomes: Sequence[Outcome]
+    outputs: ConsumerOutputs, records: Sequence[ConsumedRecord], outcomes: Sequence[CallOutcome]
 ) -> tuple[dict[str, RowsByRecord], dict[int, Rejected]]:
     """The rows of each output, and why records have none."""
     column: Any
@@ -251,7 +254,7 @@ def _as_rows(
 
 @contextmanager
 def computed_letters(
-    outputs: Outputs, claim: Claim, letters: Sequence[Letter], is_running: Callable[[], bool] = lambda: True
+    outputs: ConsumerOutputs, claim: Claim, letters: Sequence[Letter], is_running: Callable[[], bool] = lambda: True
 ) -> Generator[ComputedRecords]:
     """Compute the rows of letters' records; see `ComputeLetters`.
 

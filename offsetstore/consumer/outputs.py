@@ -8,9 +8,9 @@ from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
 
-from offsetstore.consumer.records import Record, batch_of
+from offsetstore.consumer.records import ConsumedRecord, batch_of
 from offsetstore.errors import ConfigurationError, FunctionFailed, as_raised
-from offsetstore.processing.by_record import Handling
+from offsetstore.processing.by_record import WhileHandling
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handled_rows import schemas_of
 from offsetstore.processing.handling import Handler
@@ -22,7 +22,7 @@ from offsetstore.store.claim import Claim
 from offsetstore.text import at_line
 from offsetstore.writers.arrow.batches import shown
 
-Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | Mapping[str, pa.RecordBatch]"]
+ArrowTransform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | Mapping[str, pa.RecordBatch]"]
 
 _WITHOUT_RECORDS: Final[Mapping[str, Any]] = {
     "found": "a batch without records",
@@ -56,7 +56,7 @@ class TransformRaised(Exception):
         return failed
 
 
-class Outputs(CheckedOutputs):
+class ConsumerOutputs(CheckedOutputs):
     """The transform and its writers; see `CheckedOutputs`.
 
     With a `Handler` in place of the transform, ``schemas`` are those of its rows. ``handling`` is entered while it, the
@@ -68,7 +68,7 @@ class Outputs(CheckedOutputs):
     """
 
     def __init__(
-        self, transform: Transform | Handler, into: Writer | Mapping[str, Writer], propagate: Collection[str] = ()
+        self, transform: ArrowTransform | Handler, into: Writer | Mapping[str, Writer], propagate: Collection[str] = ()
     ) -> None:
         super().__init__(transform, into, takes="RecordBatch", propagate=propagate)
         self.propagate = propagate
@@ -82,14 +82,14 @@ class Outputs(CheckedOutputs):
                     found=", ".join(map(repr, self.schemas)),
                     expected=", ".join(map(repr, self.writers)),
                 )
-        self._transform = cast("Transform", transform)
-        self.handling: Handling = nullcontext
+        self._transform = cast("ArrowTransform", transform)
+        self.handling: WhileHandling = nullcontext
 
-    def given(self, records: Sequence[Record]) -> pa.RecordBatch:
+    def given(self, records: Sequence[ConsumedRecord]) -> pa.RecordBatch:
         """What the transform takes: the records with their coordinates."""
         return batch_of(records, self.names)
 
-    def made(self, claim: Claim, records: Sequence[Record]) -> dict[str, pa.RecordBatch]:
+    def made(self, claim: Claim, records: Sequence[ConsumedRecord]) -> dict[str, pa.RecordBatch]:
         """Call the transform with records, and check what it returns. Rejected rows are still in it.
 
         :raises TransformRaised: it has raised an error.

@@ -48,7 +48,7 @@ class Message(Protocol):
     def leader_epoch(self) -> int | None: ...  # noqa: D102
 
 
-class Record(NamedTuple):
+class ConsumedRecord(NamedTuple):
     """One record."""
 
     topic_partition: TopicPartition
@@ -61,17 +61,17 @@ class Record(NamedTuple):
         return self.topic_partition, self.offset
 
 
-def size_of(record: Record) -> int:
+def size_of(record: ConsumedRecord) -> int:
     """Bytes of its key, value and headers."""
     payload = record.payload
     size = len(payload.key or b"") + len(payload.value or b"")
     return size + sum(len(name) + len(value or b"") for name, value in payload.headers) if payload.headers else size
 
 
-def read_messages(tp: TopicPartition, messages: Iterable[Message]) -> list[Record]:
+def read_messages(tp: TopicPartition, messages: Iterable[Message]) -> list[ConsumedRecord]:
     """Take a partition's records over from Kafka's client."""
     new = cast("Any", tuple).__new__  # half the time of the constructors, which are functions of Python's own
-    found: list[Record] = []
+    found: list[ConsumedRecord] = []
     for message in messages:
         kind, timestamp = message.timestamp()  # 0 for none, then as Kafka counts, from 1
         offset: Any = message.offset()
@@ -82,7 +82,7 @@ def read_messages(tp: TopicPartition, messages: Iterable[Message]) -> list[Recor
             _tell_undecodable(tp, offset)
         contents = (message.key(), message.value(), tuple(headers) if headers else ())
         payload = new(Payload, (*contents, timestamp if kind else None, kind - 1))
-        found.append(new(Record, (tp, offset, payload)))
+        found.append(new(ConsumedRecord, (tp, offset, payload)))
     return found
 
 
@@ -94,7 +94,7 @@ def _tell_undecodable(tp: TopicPartition, offset: int) -> None:
         )
 
 
-def batch_of(records: Sequence[Record], names: Collection[str] = ()) -> pa.RecordBatch:
+def batch_of(records: Sequence[ConsumedRecord], names: Collection[str] = ()) -> pa.RecordBatch:
     """Make the batch that ``transform`` gets.
 
     :param names: of the headers that are in ``_kafka``, too.
@@ -121,7 +121,7 @@ def batch_of(records: Sequence[Record], names: Collection[str] = ()) -> pa.Recor
     return arrow.RecordBatch.from_arrays([*arrays, kafka], [*COLUMNS.names, KAFKA])
 
 
-def as_given(record: Record, topic_id: str) -> handling.Record:
+def as_given(record: ConsumedRecord, topic_id: str) -> handling.Record:
     """The record as handlers and filters get it."""
     tp, offset, payload = record
     return handling.Record(

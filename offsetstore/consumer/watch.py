@@ -11,7 +11,7 @@ from typing import Protocol
 from offsetstore.consumer.delivery import Polled
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.filters import Filter
-from offsetstore.consumer.records import Record, size_of
+from offsetstore.consumer.records import ConsumedRecord, size_of
 from offsetstore.offsets import OffsetRange, Ranges, TopicPartition
 from offsetstore.processing.between import Flush
 from offsetstore.store.claim import Claim
@@ -57,7 +57,7 @@ class _Apart:
 
     begin: int
     until: int
-    records: deque[Record]
+    records: deque[ConsumedRecord]
     term: Term
     bytes: int = 0
 

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 from offsetstore.demo.job_settings import BOOTSTRAP, GROUP, PARTITIONS, TOPIC, DemoFailed
 from offsetstore.errors import ConfigurationError, MissingDependency, TopicMissing
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.kafka.broker import Broker
 from offsetstore.lazy import how_to_install
 from offsetstore.protocol.letters import Cause
@@ -122,9 +122,9 @@ class Ledger:
         self.letters[flight["flight_id"]] = letter
 
 
-def record_of(flight: Flight) -> Record:
+def record_of(flight: Flight) -> NewRecord:
     """The flight as a record, under its flight number."""
-    return Record(as_json(flight), key=f"{flight['carrier']}{flight['flight']}".encode())
+    return NewRecord(as_json(flight), key=f"{flight['carrier']}{flight['flight']}".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def choose(count: int, flights: int, seed: int) -> dict[int, Kind]:
     return {flight_id: KINDS[number % len(KINDS)] for number, flight_id in enumerate(chosen)}
 
 
-def records_of(flights: Iterable[Flight], broken: Mapping[int, Kind], ledger: Ledger) -> Iterator[Record]:
+def records_of(flights: Iterable[Flight], broken: Mapping[int, Kind], ledger: Ledger) -> Iterator[NewRecord]:
     """Return the flights' records, some of them broken, and enter each into the ledger."""
     for flight in flights:
         record = record_of(flight)
@@ -169,12 +169,12 @@ def records_of(flights: Iterable[Flight], broken: Mapping[int, Kind], ledger: Le
         if kind is None:
             ledger.enter(flight)
         else:
-            record = Record(kind.spoil(flight), key=record.key)
+            record = NewRecord(kind.spoil(flight), key=record.key)
             ledger.enter_letter(flight, ExpectedLetter(kind.cause, record.key, record.value))
         yield record
 
 
-def produce_flights(bootstrap_servers: str, records: Iterable[Record]) -> None:
+def produce_flights(bootstrap_servers: str, records: Iterable[NewRecord]) -> None:
     """Create the topic, and produce the flights' records.
 
     :raises BrokerRefused: the topic exists already.

@@ -77,7 +77,7 @@ def transform_with_letters(batch: DataFrame) -> dict[str, DataFrame]:
     return {"flights": flights, "carrier_delays": delays}
 
 
-class Pause:
+class KillPoint:
     """An observer that arms a failpoint in the batch in which the job is to be killed."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ def run(spark: SparkSession, settings: JobSettings) -> None:
     }
     compute = transform_with_letters if settings.dead_letters else transform
     kept = DeadLetters(max_retries=0) if settings.dead_letters else None  # nothing about these flights will pass
-    with OffsetStore.connect(settings.url, schema="public", observers=[BatchPrinter(), Pause()]) as store:
+    with OffsetStore.connect(settings.url, schema="public", observers=[BatchPrinter(), KillPoint()]) as store:
         claim = store.claim(GROUP, Broker.from_spark(kafka))
         sink = TransactionalSink(claim, compute, into=into, dead_letters=kept)
         query = (

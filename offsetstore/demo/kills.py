@@ -13,11 +13,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 from offsetstore.demo.flights import Ledger
 from offsetstore.demo.job_settings import PAUSE, DemoFailed, JobSettings
-from offsetstore.demo.tables import OURS, THEIRS, Findings, Look, Tables, Watch, verify
-from offsetstore.testing.job_process import Event, JobProcess
+from offsetstore.demo.tables import OURS, THEIRS, Findings, JobTables, LandingWatch, Observation, verify
+from offsetstore.testing.job_process import JobProcess, OutputLine
 
 JobName: TypeAlias = Literal["offsetstore", "at_least_once"]
-Target: TypeAlias = Literal["process group", "Python alone"]
+KillTarget: TypeAlias = Literal["process group", "Python alone"]
 
 RANDOM: Final = "random_time"
 JDBC_WRITE: Final = "in_jdbc_write"
@@ -32,7 +32,7 @@ WORDS: Final = {
     "after_function": "after the function, before Spark's commit log",
     RANDOM: "at a random time",
 }
-TARGETS: Final[tuple[Target, ...]] = ("process group", "Python alone")
+TARGETS: Final[tuple[KillTarget, ...]] = ("process group", "Python alone")
 _BATCHES: Final = (3, 5)
 _RUN_SECONDS: Final = 240.0
 _WAIT_SECONDS: Final = 0.01
@@ -41,7 +41,7 @@ _JVM_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DemoJob:
     """One of the two.
 
     :param tables: where it writes.
@@ -50,7 +50,7 @@ class Job:
 
     name: JobName
     module: str
-    tables: Tables
+    tables: JobTables
     points: Sequence[str]
 
     @property
@@ -60,8 +60,8 @@ class Job:
 
 
 JOBS: Final = (
-    Job("offsetstore", "offsetstore.demo.job", OURS, ("in_copy", "before_commit", "after_sink", RANDOM)),
-    Job(
+    DemoJob("offsetstore", "offsetstore.demo.job", OURS, ("in_copy", "before_commit", "after_sink", RANDOM)),
+    DemoJob(
         "at_least_once",
         "offsetstore.demo.at_least_once",
         THEIRS,
@@ -77,7 +77,7 @@ class Kill:
     """A planned SIGKILL: in which batch of its run (from 1), and for a random time how far into it (0 to 1)."""
 
     point: str
-    target: Target
+    target: KillTarget
     nth: int
     fraction: float
 
@@ -111,7 +111,7 @@ class Killed:
     number: int
     job: JobName
     point: str
-    target: Target
+    target: KillTarget
     run: int
     batch: int
     range: Mapping[str, Sequence[int]]
@@ -134,13 +134,13 @@ class Progress:
 
     events: int = 0
     begun: int = 0
-    batch: Event | None = None
-    last: Event | None = None
+    batch: OutputLine | None = None
+    last: OutputLine | None = None
     seconds: float = 0.0
     """How long the previous batch took."""
     reached: str = ""
 
-    def take(self, event: Event) -> None:
+    def take(self, event: OutputLine) -> None:
         """Note an event of the job."""
         self.events += 1
         match event.kind:
@@ -174,7 +174,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class JobResult:
     """What happened from a job's first start to its end, and what it left.
 
     ``batches``: how many were begun, by all its runs.
@@ -184,7 +184,7 @@ class Result:
     runs: int
     batches: int
     kills: list[Killed]
-    looks: list[Look]
+    looks: list[Observation]
     findings: Findings
 
     @property
@@ -209,7 +209,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class Supervisor:
+class DemoSupervisor:
     """Runs and kills one job.
 
     :param kills: the planned ones.
@@ -218,7 +218,7 @@ class Supervisor:
     :param say: gets a sentence about each kill.
     """
 
-    job: Job
+    job: DemoJob
     settings: JobSettings
     kills: list[Kill]
     logs: Path
@@ -227,18 +227,18 @@ class Supervisor:
     _killed: list[Killed] = field(default_factory=list["Killed"], init=False)
     _runs: list[Progress] = field(default_factory=list[Progress], init=False)
 
-    def run(self, ledger: Ledger) -> Result:
+    def run(self, ledger: Ledger) -> JobResult:
         """Run the job to its end, and compare what it leaves with the ledger.
 
         :raises DemoFailed: it ends by itself before that, or hangs.
         """
-        watch = Watch(self.settings.url, self.job.tables, lambda look: self.show(look.passed, self.note))
+        watch = LandingWatch(self.settings.url, self.job.tables, lambda look: self.show(look.passed, self.note))
         with closing(watch):
             while self._run_once(watch):
                 pass
             seconds = watch.look().at
         findings = verify(self.settings.url, self.job.tables, ledger)
-        return Result(seconds, len(self._runs), self._batches, self._killed, watch.looks, findings)
+        return JobResult(seconds, len(self._runs), self._batches, self._killed, watch.looks, findings)
 
     @property
     def note(self) -> str:
@@ -249,7 +249,7 @@ class Supervisor:
     def _batches(self) -> int:
         return sum(progress.begun for progress in self._runs)
 
-    def _run_once(self, watch: Watch) -> bool:
+    def _run_once(self, watch: LandingWatch) -> bool:
         """Start the job; return whether it was killed, and has to be started again."""
         kill = self.kills[0] if self.kills else None
         progress = Progress()
@@ -280,7 +280,7 @@ class Supervisor:
             )
         return False
 
-    def _kill(self, kill: Kill, process: JobProcess, progress: Progress, watch: Watch) -> None:
+    def _kill(self, kill: Kill, process: JobProcess, progress: Progress, watch: LandingWatch) -> None:
         """Kill the job, and keep the evidence; plan the kill again if it fell between two batches."""
         at = round(watch.seconds, 2)
         exit_status = process.kill(group=kill.target == "process group")

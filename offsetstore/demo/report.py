@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from offsetstore.demo.flights import KINDS
-from offsetstore.demo.kills import JOBS, WORDS, Result
+from offsetstore.demo.kills import JOBS, WORDS, JobResult
 from offsetstore.demo.run import Results
 
 _JOBS: Final = {job.name: job for job in JOBS}
@@ -32,7 +32,7 @@ def summary(produced: int, results: Results) -> tuple[list[str], list[list[str]]
     return ["", *(_JOBS[name].title for name in results)], rows
 
 
-def _figures(produced: int, result: Result) -> dict[str, int]:
+def _figures(produced: int, result: JobResult) -> dict[str, int]:
     return {
         "produced": produced,
         "stored": result.findings.stored,

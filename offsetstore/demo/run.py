@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from offsetstore.demo.flights import Ledger, choose, count_produced, produce_flights, read_flights, records_of
 from offsetstore.demo.job_settings import BATCHES, JobSettings
-from offsetstore.demo.kills import POISON_POINTS, Job, JobName, Result, Supervisor, plan
+from offsetstore.demo.kills import POISON_POINTS, DemoJob, DemoSupervisor, JobName, JobResult, plan
 from offsetstore.demo.screen import Screen
 from offsetstore.demo.tables import add_rules, connected
 from offsetstore.kafka.broker import Broker
@@ -29,7 +29,7 @@ LEAST_BATCHES: Final = 20
 """The fewest batches, without the killed ones."""
 
 
-Results: TypeAlias = Mapping["JobName", Result]
+Results: TypeAlias = Mapping["JobName", JobResult]
 
 
 def is_proven(produced: int, flights: int, results: Results) -> bool:
@@ -49,8 +49,8 @@ def is_proven(produced: int, flights: int, results: Results) -> bool:
 
 
 def run_demo(
-    screen: Screen, logs: Path, *, flights: int, seed: int, jobs: Sequence[Job], poison: int, dashboard: bool
-) -> tuple[int, dict[JobName, Result]]:
+    screen: Screen, logs: Path, *, flights: int, seed: int, jobs: Sequence[DemoJob], poison: int, dashboard: bool
+) -> tuple[int, dict[JobName, JobResult]]:
     """Run it. All that is started is stopped, even after an error.
 
     :param logs: a directory for the output of the jobs.
@@ -84,7 +84,7 @@ def run_demo(
         screen.end(f"{produced:,} records")
         batch = math.ceil(flights / BATCHES)
         settings = JobSettings(postgres.url, kafka.bootstrap_servers, Path(checkpoints), batch, poison > 0)
-        results: dict[JobName, Result] = {}
+        results: dict[JobName, JobResult] = {}
         for job in jobs:
             with connected(settings.url) as connection:
                 job.tables.create(connection)
@@ -92,7 +92,7 @@ def run_demo(
                     add_rules(connection)
             screen.begin(job.title, flights)
             kills = plan(seed, (*job.points, *POISON_POINTS) if poison else job.points)
-            supervisor = Supervisor(job, settings, kills, logs, screen.show, screen.say)
+            supervisor = DemoSupervisor(job, settings, kills, logs, screen.show, screen.say)
             results[job.name] = supervisor.run(ledger)
             screen.end(supervisor.note)
         return produced, results

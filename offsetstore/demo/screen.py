@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from offsetstore.kafka.admin import Record
+from offsetstore.kafka.admin import NewRecord
 
 _LINE_SECONDS: Final = 5.0
 _INTERVAL: Final = 1000
@@ -45,7 +45,7 @@ class Screen:
         if time.monotonic() >= self._next:
             self._line(count, note)
 
-    def counted(self, records: Iterable[Record]) -> Iterator[Record]:
+    def counted(self, records: Iterable[NewRecord]) -> Iterator[NewRecord]:
         """Pass the records on, and show how many have passed."""
         for number, record in enumerate(records, 1):
             if number % _INTERVAL == 0:

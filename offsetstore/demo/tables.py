@@ -59,7 +59,7 @@ def connected(url: str) -> Generator[Connection]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class JobTables:
     """The names of one job's tables."""
 
     flights: str
@@ -76,8 +76,8 @@ class Tables:
         )
 
 
-OURS: Final = Tables("flights", "carrier_delays")
-THEIRS: Final = Tables("flights_alo", "carrier_delays_alo")
+OURS: Final = JobTables("flights", "carrier_delays")
+THEIRS: Final = JobTables("flights_alo", "carrier_delays_alo")
 
 # The origins of all the CSV's flights. The constraints are named, as a letter names them.
 _RULES: Final = (
@@ -111,7 +111,7 @@ WHERE application_name = %s AND state <> 'idle' AND query ILIKE 'INSERT INTO%%'
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Observation:
     """What was there, ``at`` seconds after the job's first start; ``offsets`` is how far the store says it is."""
 
     at: float
@@ -125,14 +125,14 @@ class Look:
         return self.landed + self.letters
 
 
-class Watch:
+class LandingWatch:
     """Looks now and then at what has landed, over a connection of its own.
 
     :param seen: called with each look.
     """
 
-    def __init__(self, url: str, tables: Tables, seen: Callable[[Look], None]) -> None:
-        self.looks: list[Look] = []
+    def __init__(self, url: str, tables: JobTables, seen: Callable[[Observation], None]) -> None:
+        self.looks: list[Observation] = []
         self._engine = make_engine(url).execution_options(isolation_level="AUTOCOMMIT")
         self._query = _LOOK.format(flights=tables.flights)
         self._seen = seen
@@ -143,11 +143,11 @@ class Watch:
         """How long it has lasted."""
         return time.monotonic() - self._begin
 
-    def look(self) -> Look:
+    def look(self) -> Observation:
         """Look now."""
         with self._engine.connect() as connection:
             landed, offsets, letters = connection.exec_driver_sql(self._query, (GROUP, TOPIC) * 2).one()
-        look = Look(self.seconds, landed, offsets, letters)
+        look = Observation(self.seconds, landed, offsets, letters)
         self.looks.append(look)
         self._seen(look)
         return look
@@ -202,7 +202,7 @@ class Findings:
         return not (self.missing or self.duplicated or self.wrong_aggregates or self.wrong_letters)
 
 
-def verify(url: str, tables: Tables, ledger: Ledger) -> Findings:
+def verify(url: str, tables: JobTables, ledger: Ledger) -> Findings:
     """Count, in SQL, and compare each carrier's month with the ledger's."""
     query = f"SELECT {', '.join((*KEY, *ADDED, WORST))} FROM {tables.carrier_delays}"  # noqa: S608 - our own names
     with connected(url) as connection:

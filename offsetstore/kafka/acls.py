@@ -16,7 +16,7 @@ from offsetstore.protocol.outbox import ANCHOR
 
 Resource: TypeAlias = Literal["topic", "group", "transactional-id"]
 Pattern: TypeAlias = Literal["literal", "prefixed"]
-Operation: TypeAlias = Literal["READ", "WRITE", "DESCRIBE"]
+AclOperation: TypeAlias = Literal["READ", "WRITE", "DESCRIBE"]
 
 ALL: Final = "*"
 """As a literal name: every topic, or every group."""
@@ -43,7 +43,7 @@ class Acl:
     principal: str
     resource: Resource
     name: str
-    operation: Operation
+    operation: AclOperation
     pattern: Pattern = "literal"
     purpose: str = field(default="", compare=False)
 

@@ -24,7 +24,7 @@ _NOW = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class NewRecord:
     """One record to produce. Without a partition, the key decides; without a timestamp (milliseconds), it is now."""
 
     value: bytes | None
@@ -87,7 +87,7 @@ def delete_records(bootstrap_servers: str, topic: str, before: Mapping[int, int]
 
 
 def produce(
-    bootstrap_servers: str, topic: str, records: Iterable[Record], *, settings: Mapping[str, Any] | None = None
+    bootstrap_servers: str, topic: str, records: Iterable[NewRecord], *, settings: Mapping[str, Any] | None = None
 ) -> int:
     """Produce the records in order, wait until Kafka has them all, and return how many.
 

@@ -65,7 +65,7 @@ class Deadline:
 
 
 @dataclass(frozen=True)
-class Request(Generic[K]):
+class AdminRequest(Generic[K]):
     """One call to the admin client that returns futures.
 
     ``ask`` takes the client and the seconds left. ``doing`` says in an error what was requested. An error with a code
@@ -131,7 +131,7 @@ class Client:
         self._reported.clear()
         self._patient_until = time.monotonic() + PATIENCE
 
-    def answers(self, requests: list[Request[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
+    def answers(self, requests: list[AdminRequest[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
         """Send all requests at once, repeat those with a passing error, and return the answers in the same order.
 
         :raises BrokerUnavailable: no answer by the deadline.
@@ -153,7 +153,7 @@ class Client:
                 self._pause(deadline)
         return [answers[number] for number in range(len(requests))]
 
-    def outcomes(self, requests: list[Request[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
+    def outcomes(self, requests: list[AdminRequest[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
         """Send all requests at once; return, in the same order, each key's answer, or the `KafkaError` instead of it.
 
         A request of which something fails with a passing error is sent once more.
@@ -170,7 +170,7 @@ class Client:
                 outcomes[number] = {**outcomes[number], **found, **had}
         return outcomes
 
-    def _outcomes(self, requests: list[Request[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
+    def _outcomes(self, requests: list[AdminRequest[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
         seconds = max(deadline.rest * _OWN_SHARE, 0.001)
         asked = [request.ask(self._admin, seconds) for request in requests]
         found: list[dict[Any, Any]] = []
@@ -178,7 +178,7 @@ class Client:
             found.append({key: self._outcome(request, key, future, deadline) for key, future in futures.items()})
         return found
 
-    def _outcome(self, request: Request[K], key: K, future: Future[Any], deadline: Deadline) -> Any:
+    def _outcome(self, request: AdminRequest[K], key: K, future: Future[Any], deadline: Deadline) -> Any:
         while not future.done():
             wait([future], timeout=min(_GLANCE, deadline.rest))
             self._serve(request.doing)
@@ -219,7 +219,7 @@ class Client:
             return []
 
     def _gather(
-        self, request: Request[K], futures: Mapping[K, Future[Any]], deadline: Deadline, started: float
+        self, request: AdminRequest[K], futures: Mapping[K, Future[Any]], deadline: Deadline, started: float
     ) -> dict[K, Any] | None:
         """Collect the answers of one request; ``None`` if it has to be sent again."""
         answer: dict[K, Any] = {}

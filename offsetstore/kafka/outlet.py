@@ -29,7 +29,7 @@ from offsetstore.kafka.committed import committed_offsets, consumer_config, read
 from offsetstore.kafka.errors import MISSING, Doing, broker_error, describe, is_forbidden, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol.outbox import Mark, OutboxRow, Position, Refusal, new_word
+from offsetstore.protocol.outbox import KafkaMark, Mark, OutboxRow, Refusal, new_word
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.background import meanwhile
 
@@ -175,7 +175,7 @@ class Outlet:
             "error_cb": self._reported.append,
         }
 
-    def position(self, *, is_fenced: bool) -> Position:
+    def position(self, *, is_fenced: bool) -> KafkaMark:
         """Ask for the cluster and for the mark that the group has; after `fence`, make the anchor if it is missing.
 
         :param is_fenced: ``False`` to disturb nobody: what an open transaction is about to commit is not waited for.
@@ -194,10 +194,10 @@ class Outlet:
         else:
             found = committed_offsets(self._settings, self.name, [self.anchor], deadline, doing=doing, stable=False)
         if self.anchor not in found:
-            return Position(cluster_id, None)
+            return KafkaMark(cluster_id, None)
         committed = found[self.anchor]
         # Of a text that somebody else has committed, the client can return more than there is.
-        return Position(cluster_id, committed.next_offset, (committed.metadata or "")[:_WORD] or None)
+        return KafkaMark(cluster_id, committed.next_offset, (committed.metadata or "")[:_WORD] or None)
 
     def _find_anchor(self, deadline: Deadline, *, may_create: bool) -> str | None:
         """Return the cluster's id; create the anchor if it is missing."""

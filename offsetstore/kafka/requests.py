@@ -10,7 +10,7 @@ import confluent_kafka as ck
 from confluent_kafka import admin as ck_admin
 
 from offsetstore.kafka.acls import Acl
-from offsetstore.kafka.client import Request
+from offsetstore.kafka.client import AdminRequest
 from offsetstore.kafka.errors import Doing
 from offsetstore.offsets import TopicPartition, Watermarks
 
@@ -31,13 +31,13 @@ def at(timestamp_ms: int) -> Any:
     return _OffsetSpec.for_timestamp(timestamp_ms)
 
 
-def topics(names: Sequence[str]) -> Request[str]:
+def topics(names: Sequence[str]) -> AdminRequest[str]:
     """Ids and partitions, by topic."""
 
     def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
         return admin.describe_topics(ck.TopicCollection(list(names)), request_timeout=seconds)
 
-    return Request(f"describing {', '.join(names)}", ask)
+    return AdminRequest(f"describing {', '.join(names)}", ask)
 
 
 def topic_id(description: Any) -> str | None:
@@ -56,7 +56,7 @@ def led_partitions(description: Any) -> list[int]:
     return [info.id for info in description.partitions if info.leader is not None]
 
 
-def groups() -> Request[str]:
+def groups() -> AdminRequest[str]:
     """The state of every group that this principal may see; one answer, under the key ``groups``.
 
     Each broker reports the groups that it coordinates. To describe one group, or to read its offsets, the admin client
@@ -66,7 +66,7 @@ def groups() -> Request[str]:
     def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
         return {"groups": admin.list_consumer_groups(request_timeout=seconds)}
 
-    return Request("looking for members of the group", ask)
+    return AdminRequest("looking for members of the group", ask)
 
 
 def has_members(answer: Mapping[str, Any], group: str) -> bool | ck.KafkaError:
@@ -82,12 +82,12 @@ def has_members(answer: Mapping[str, Any], group: str) -> bool | ck.KafkaError:
     return next(iter(answer["groups"].errors), False)
 
 
-def offsets(partitions: Sequence[TopicPartition], spec: Any, *, read_committed: bool) -> Request[TopicPartition]:
+def offsets(partitions: Sequence[TopicPartition], spec: Any, *, read_committed: bool) -> AdminRequest[TopicPartition]:
     """One offset of each partition; librdkafka sends one request to each leader, however many partitions it leads."""
     return offsets_at(dict.fromkeys(partitions, spec), read_committed=read_committed)
 
 
-def offsets_at(specs: Mapping[TopicPartition, Any], *, read_committed: bool) -> Request[TopicPartition]:
+def offsets_at(specs: Mapping[TopicPartition, Any], *, read_committed: bool) -> AdminRequest[TopicPartition]:
     """Like `offsets`, with a ``spec`` for each partition."""
 
     def ask(admin: Any, seconds: float) -> Mapping[TopicPartition, Future[Any]]:
@@ -101,7 +101,7 @@ def offsets_at(specs: Mapping[TopicPartition, Any], *, read_committed: bool) -> 
         return info.offset < (0 if specs[tp] in {EARLIEST, LATEST} else -1)
 
     doing = f"reading the log ends of {', '.join(sorted({tp.topic for tp in specs}))}"
-    return Request(doing, ask, is_empty=is_empty)
+    return AdminRequest(doing, ask, is_empty=is_empty)
 
 
 def watermarks(beginning: Any, end: Any, latest: Any) -> Watermarks:
@@ -115,7 +115,7 @@ def watermarks(beginning: Any, end: Any, latest: Any) -> Watermarks:
     return Watermarks(beginning.offset, min(end.offset, high), high=high, leader_epoch=known)
 
 
-def topic_permissions(names: Sequence[str]) -> Request[str]:
+def topic_permissions(names: Sequence[str]) -> AdminRequest[str]:
     """What this principal may do with each topic, for `allowed`; an error where it may not even describe it."""
 
     def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
@@ -123,10 +123,10 @@ def topic_permissions(names: Sequence[str]) -> Request[str]:
         return admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=seconds)
 
     doing = f"asking what is allowed on {', '.join(names)}"
-    return Request(doing, ask, accepted=frozenset({ck.KafkaError.TOPIC_AUTHORIZATION_FAILED}))
+    return AdminRequest(doing, ask, accepted=frozenset({ck.KafkaError.TOPIC_AUTHORIZATION_FAILED}))
 
 
-def cluster_permissions() -> Request[str]:
+def cluster_permissions() -> AdminRequest[str]:
     """What this principal may do with the cluster, for `allowed`; one answer, under the key ``cluster``.
 
     Ask for `Client.cluster_id` first, and ask this seldom: docs/decisions/0010 says what it can end.
@@ -135,7 +135,7 @@ def cluster_permissions() -> Request[str]:
     def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
         return {"cluster": admin.describe_cluster(include_authorized_operations=True, request_timeout=seconds)}
 
-    return Request("asking what is allowed on the cluster", ask)
+    return AdminRequest("asking what is allowed on the cluster", ask)
 
 
 def allowed(description: Any) -> frozenset[str]:
@@ -145,7 +145,7 @@ def allowed(description: Any) -> frozenset[str]:
     return frozenset(operation.name for operation in description.authorized_operations or ())  # None: not one
 
 
-def acls_of(principal: str) -> Request[str]:
+def acls_of(principal: str) -> AdminRequest[str]:
     """All ACLs that name this principal, for `has_acl`; one answer, under the key ``acls``.
 
     Without DESCRIBE on the cluster, Kafka answers that there are none.
@@ -163,7 +163,7 @@ def acls_of(principal: str) -> Request[str]:
         )
         return {"acls": admin.describe_acls(wanted, request_timeout=seconds)}
 
-    return Request(f"reading the ACLs of {principal}", ask)
+    return AdminRequest(f"reading the ACLs of {principal}", ask)
 
 
 def has_acl(answer: Mapping[str, Any], acl: Acl) -> bool:
@@ -171,14 +171,14 @@ def has_acl(answer: Mapping[str, Any], acl: Acl) -> bool:
     return binding(acl) in answer["acls"]
 
 
-def new_acls(acls: Sequence[Acl]) -> Request[Acl]:
+def new_acls(acls: Sequence[Acl]) -> AdminRequest[Acl]:
     """Create these; one that is there already stays as it is."""
 
     def ask(admin: Any, seconds: float) -> Mapping[Acl, Future[Any]]:
         made = admin.create_acls([binding(acl) for acl in acls], request_timeout=seconds)
         return {acl: made[binding(acl)] for acl in acls}
 
-    return Request(Doing(f"creating {len(acls)} ACLs", "ALTER", "some may have been created"), ask)
+    return AdminRequest(Doing(f"creating {len(acls)} ACLs", "ALTER", "some may have been created"), ask)
 
 
 def binding(acl: Acl) -> Any:

@@ -133,7 +133,7 @@ LEFT_OUT: Final = Gauge(
 )
 
 
-class Page:
+class Exposition:
     """The samples of one scrape, by metric, in Prometheus' text format: thirty times as fast as prometheus_client's."""
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class Exporter:
                 self.refresh()
             except Exception as error:  # noqa: BLE001 - it must go on, and an unknown error's text may hold values
                 self._tell("refresh", type(without_frames(error)).__name__)
-                self._write(Page(), began, is_store_up=False, is_kafka_up=False)
+                self._write(Exposition(), began, is_store_up=False, is_kafka_up=False)
             else:
                 self._tell("refresh", None)
             stop.wait(max(0.0, interval - (time.monotonic() - began)))
@@ -210,7 +210,7 @@ class Exporter:
 
         :raises ConfigurationError: a setting is invalid.
         """
-        began, page = time.monotonic(), Page()
+        began, page = time.monotonic(), Exposition()
         lag = self._read_lag()
         if lag is None:
             is_kafka_up = self._asks_kafka()
@@ -229,7 +229,7 @@ class Exporter:
             self._store.close()
             self._store = None
 
-    def _write(self, page: Page, began: float, *, is_store_up: bool, is_kafka_up: bool) -> None:
+    def _write(self, page: Exposition, began: float, *, is_store_up: bool, is_kafka_up: bool) -> None:
         page.add(UP, is_store_up, "database")
         page.add(UP, is_kafka_up, "kafka")
         page.add(DURATION, time.monotonic() - began)
@@ -270,7 +270,7 @@ class Exporter:
         else:
             self._troubles[target] = trouble
 
-    def _add_partitions(self, page: Page, lag: Lag) -> None:
+    def _add_partitions(self, page: Exposition, lag: Lag) -> None:
         logs = sum(len(topic.partitions) for topic in lag.topics.values())
         series = 2 * (logs + sum(map(len, lag.store.partitions.values())))
         is_too_many = series > self._max_partition_series
@@ -288,7 +288,7 @@ class Exporter:
                     page.add(RECORDS, partition.lag, group, tp.topic, str(tp.partition))
 
 
-def _add_store(page: Page, lag: Lag) -> None:
+def _add_store(page: Exposition, lag: Lag) -> None:
     page.add(OLDEST_TRANSACTION, lag.store.oldest_transaction.total_seconds())
     page.add(SKEW, lag.clock_skew)
     page.add(OUTBOX_SENT, lag.store.outbox_sent)
@@ -298,7 +298,7 @@ def _add_store(page: Page, lag: Lag) -> None:
         page.add(RELAY, 1, "none")
 
 
-def _add_groups(page: Page, lag: Lag) -> None:
+def _add_groups(page: Exposition, lag: Lag) -> None:
     for group, one in lag.groups.items():
         owner, rows = one.owner, one.rows
         page.add(STATE, 1, group, state_of(one))
@@ -337,7 +337,7 @@ def _add_groups(page: Page, lag: Lag) -> None:
                 page.add(BEYOND, topic.beyond_end, group, name)
 
 
-def _add_topics(page: Page, lag: Lag) -> None:
+def _add_topics(page: Exposition, lag: Lag) -> None:
     for name, topic in lag.topics.items():
         page.add(TOPIC_UP, topic.error is None, name)
         if topic.partition_count:

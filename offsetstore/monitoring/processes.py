@@ -22,7 +22,7 @@ from offsetstore.monitoring.page import Death, End, Orders, Page, Words
 from offsetstore.monitoring.supervision import RunningClock
 from offsetstore.offsets import OffsetRange, Ranges, TopicPartition, describe
 from offsetstore.protocol.retries import doubled
-from offsetstore.runtime.signals import Requests
+from offsetstore.runtime.signals import StopRequests
 from offsetstore.store.run_record import resident_bytes
 
 STACKS: Final = signal.SIGUSR2
@@ -263,7 +263,7 @@ class Supervisor:
         self._failed_with = 0  # the exit code for the last process that has ended with an error
         self._died_at: dict[TopicPartition, tuple[OffsetRange, int]] = {}  # and how many did
         self._unrecorded: list[Death] = []
-        self._signals = Requests(clock or time.monotonic)
+        self._signals = StopRequests(clock or time.monotonic)
         self._is_stopping = False
         self._code = 0
         self.failures = 0

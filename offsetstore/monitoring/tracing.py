@@ -47,7 +47,7 @@ _SECOND: Final = 1_000_000_000  # OpenTelemetry's times are nanoseconds
 
 
 @dataclass(slots=True)
-class _Batch:
+class _BatchSpans:
     """The batch in flight in a thread.
 
     :param flushed: when a flush began that was due with it, in nanoseconds.
@@ -63,7 +63,7 @@ class _Batch:
 class _Here(threading.local):
     """The batch in flight in each thread: the events of one batch all come in the thread that writes it."""
 
-    batch: _Batch | None = None
+    batch: _BatchSpans | None = None
 
 
 class Tracing:
@@ -98,7 +98,7 @@ class Tracing:
                 if self._here.batch is not None:
                     _note(self._here.batch, event)
 
-    def _begin(self, event: BatchStarted | BatchEnded) -> _Batch:
+    def _begin(self, event: BatchStarted | BatchEnded) -> _BatchSpans:
         topics = {tp.topic for tp in event.ranges}
         attributes: dict[str, AttributeValue] = {
             _SYSTEM: "kafka",
@@ -116,7 +116,7 @@ class Tracing:
             [attributes[_TOPIC]] = topics
             name = f"process {attributes[_TOPIC]}"
         span = self._tracer.start_span(name, kind=SpanKind.CONSUMER, attributes=attributes)
-        self._here.batch = _Batch(span, attach(set_span_in_context(span)))
+        self._here.batch = _BatchSpans(span, attach(set_span_in_context(span)))
         return self._here.batch
 
     def _end(self, event: BatchEnded) -> None:
@@ -168,7 +168,7 @@ class Tracing:
             span.end(began)
 
 
-def _note(batch: _Batch, event: Event) -> None:
+def _note(batch: _BatchSpans, event: Event) -> None:
     match event:
         case LettersWritten():
             batch.letters += sum(event.letters.values())

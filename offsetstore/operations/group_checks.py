@@ -15,7 +15,7 @@ from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.runs import Run, RunState
 from offsetstore.text import command, counted, short
 
-Verdict: TypeAlias = Literal["ok", "attention", "bad"]
+CheckVerdict: TypeAlias = Literal["ok", "attention", "bad"]
 """``bad``: results are late, records are lost, or the next start fails. ``attention``: that may come of it."""
 
 CheckName: TypeAlias = Literal[
@@ -62,7 +62,7 @@ class Check:
     """
 
     name: CheckName
-    verdict: Verdict
+    verdict: CheckVerdict
     text: str
     at: datetime | None = None
     next_step: str = ""

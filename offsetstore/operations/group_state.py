@@ -20,7 +20,7 @@ from offsetstore.operations.people import LastRun, Requested, StoreOverview
 from offsetstore.operations.samples import Sample
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.fleet import FleetMember
-from offsetstore.protocol.letters import State as LetterState
+from offsetstore.protocol.letters import LetterState
 from offsetstore.protocol.outbox import OutboxState, RelayStatus
 from offsetstore.protocol.ports import BrokerOverview
 from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot

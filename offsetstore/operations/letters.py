@@ -42,8 +42,8 @@ from offsetstore.protocol.letters import (
     ChosenLetter,
     Letter,
     LetterKey,
+    LetterState,
     PayloadState,
-    State,
 )
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
 from offsetstore.protocol.texts import check_text
@@ -169,7 +169,7 @@ def read_letter(database: Database, group: str, key: LetterKey, *, contents: boo
     return ask(database, look)
 
 
-def wait_for_replay(database: Database, group: str, which: Named, *, seconds: float) -> dict[State, int]:
+def wait_for_replay(database: Database, group: str, which: Named, *, seconds: float) -> dict[LetterState, int]:
     """Wait until no letter is requested any more; see `OffsetStore.wait_for_replay`."""
     check_seconds("seconds", seconds, or_zero=True)
     keys = keys_of(which)
@@ -187,7 +187,7 @@ def wait_for_replay(database: Database, group: str, which: Named, *, seconds: fl
         return found
 
     while True:
-        states: dict[State, int] = dict(Counter(one.state for one in ask(database, look).values()))
+        states: dict[LetterState, int] = dict(Counter(one.state for one in ask(database, look).values()))
         left = deadline - time.monotonic()
         if "requested" not in states or left <= 0:
             return states
@@ -223,7 +223,7 @@ class _Letters(Operation[LettersDecided]):
 
     @property
     @abstractmethod
-    def fit(self) -> tuple[tuple[State, ...], tuple[PayloadState, ...]]:
+    def fit(self) -> tuple[tuple[LetterState, ...], tuple[PayloadState, ...]]:
         """The states, and states of payloads, of the letters that a filter chooses."""
 
     @abstractmethod
@@ -303,7 +303,7 @@ class ReplayLetters(_Letters):
         return "replay", "to be replayed, forced" if self.forced else "to be replayed"
 
     @property
-    def fit(self) -> tuple[tuple[State, ...], tuple[PayloadState, ...]]:
+    def fit(self) -> tuple[tuple[LetterState, ...], tuple[PayloadState, ...]]:
         return ("dead",), ("kept",)
 
     @property
@@ -334,7 +334,7 @@ class DiscardLetters(_Letters):
         return ("erase", "erased") if self.erase else ("discard", "discarded")
 
     @property
-    def fit(self) -> tuple[tuple[State, ...], tuple[PayloadState, ...]]:
+    def fit(self) -> tuple[tuple[LetterState, ...], tuple[PayloadState, ...]]:
         """Those that were erased already would be chosen again and again."""
         return (STATES, ("kept", "left out")) if self.erase else (OPEN, PAYLOADS)
 
@@ -356,7 +356,7 @@ class PruneLetters(Operation[LettersPruned]):
 
     group: str
     older_than: timedelta
-    states: tuple[State, ...] = FINAL
+    states: tuple[LetterState, ...] = FINAL
     limit: int = MOST
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ from offsetstore.operations.samples import LOCK_SAMPLES, RENAME_SAMPLES
 from offsetstore.operations.stored_letters import count_letters
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import EventName, GroupRow, HistoryEvent, NewOffset, Session
-from offsetstore.protocol.letters import OPEN, State
+from offsetstore.protocol.letters import OPEN, LetterState
 from offsetstore.protocol.texts import check_new_name, check_text
 from offsetstore.store.sessions import end_pause
 
@@ -190,7 +190,7 @@ class DeletedGroup(OwnedPlan):
     group: str
     topics: tuple[str, ...] | None
     offsets: Mapping[TopicPartition, int]
-    letters: Mapping[State, int]
+    letters: Mapping[LetterState, int]
     contested: bool
     losses: Mapping[TopicPartition, Suspect]
     last_read: tuple[str, ...] = ()
@@ -306,7 +306,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
         runs = read_runs(session, self.group, limit=1)
         return tuple(topic for run in runs for topic in run.topics if topic in self.topics)
 
-    def _letters(self, session: PostgresSession) -> dict[State, int]:
+    def _letters(self, session: PostgresSession) -> dict[LetterState, int]:
         if self.topics is None:
             return count_letters(session, self.group)
         rows = session.rows(COUNT_LETTERS_OF_TOPICS, group=self.group, topics=[*self.topics])

@@ -22,10 +22,10 @@ from offsetstore.postgres.schema import HEAD, metadata
 from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
 from offsetstore.protocol.database import EVENTS, TAKING, Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.fleet import FleetMember
-from offsetstore.protocol.letters import State
+from offsetstore.protocol.letters import LetterState
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import MOST_COUNTED, OutboxState, RelayStatus, relay_state
-from offsetstore.protocol.runs import SOURCES, Ending, JobError, Run, RunStatus, Source, is_live, run_state
+from offsetstore.protocol.runs import SOURCES, Ending, ErrorSource, JobError, Run, RunStatus, is_live, run_state
 from offsetstore.protocol.store_facts import runs_on
 from offsetstore.store.sessions import read
 
@@ -116,7 +116,7 @@ class StoreOverview:
     at: datetime
     groups: Mapping[str, GroupRow]
     partitions: Mapping[str, Mapping[TopicPartition, StoredOffset]]
-    letters: Mapping[str, Mapping[State, int]]
+    letters: Mapping[str, Mapping[LetterState, int]]
     oldest_transaction: timedelta
     runs: Mapping[str, LastRun]
     members: Mapping[str, Sequence[FleetMember]] = field(default_factory=dict[str, "Sequence[FleetMember]"])
@@ -321,7 +321,7 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
             OLDEST_TRANSACTION,
             groups=asked,
         )
-    counts: dict[str, dict[State, int]] = {}
+    counts: dict[str, dict[LetterState, int]] = {}
     for row in letters.rows:
         counts.setdefault(row.consumer_group, {})[row.state] = row.letters
     asked_for: dict[str, dict[TopicPartition, Requested]] = {}
@@ -449,7 +449,7 @@ def check_history(since: datetime | None, events: Collection[str], limit: int | 
     check_limit(limit, "events")
 
 
-def check_errors(since: datetime | None, sources: Collection[Source], limit: int | None) -> None:
+def check_errors(since: datetime | None, sources: Collection[ErrorSource], limit: int | None) -> None:
     """Refuse invalid arguments of `OffsetStore.errors`.
 
     :raises ConfigurationError: naming the argument.
@@ -538,7 +538,7 @@ def _run(row: Any) -> Run:
 
 
 def read_errors(
-    session: PostgresSession, group: str, *, since: datetime | None, sources: Collection[Source], limit: int | None
+    session: PostgresSession, group: str, *, since: datetime | None, sources: Collection[ErrorSource], limit: int | None
 ) -> list[JobError]:
     """The group's errors, the oldest first: those since a time, of some sources, or only the last ones."""
     return [

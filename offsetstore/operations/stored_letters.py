@@ -39,8 +39,8 @@ from offsetstore.protocol.letters import (
     ChosenLetter,
     Letter,
     LetterKey,
+    LetterState,
     PayloadState,
-    State,
 )
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.texts import check_text
@@ -53,7 +53,7 @@ class LetterFilter:
     :param error_class: this one and those that follow also take ``""``, for letters that have none.
     """
 
-    states: tuple[State, ...] = ()
+    states: tuple[LetterState, ...] = ()
     cause: Cause | None = None
     topic: str | None = None
     partition: int | None = None
@@ -392,8 +392,8 @@ def find_letter(session: PostgresSession, group: str, key: LetterKey, *, content
 
 
 def count_letters(
-    session: PostgresSession, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
-) -> dict[State, int]:
+    session: PostgresSession, group: str, states: Collection[LetterState] = STATES, *, up_to: int | None = None
+) -> dict[LetterState, int]:
     """How many letters there are, of each of these states that has any; count no further than ``up_to``."""
     if up_to is None:
         rows = session.rows(COUNT_LETTERS, group=group, states=[*states])
@@ -464,7 +464,7 @@ def decide_letters(
     session: PostgresSession,
     group: str,
     keys: Collection[LetterKey],
-    state: State,
+    state: LetterState,
     *,
     actor: str,
     reason: str,
@@ -482,7 +482,7 @@ def erase_letters(session: PostgresSession, group: str, keys: Collection[LetterK
 def prunable(
     session: PostgresSession,
     group: str,
-    states: Collection[State],
+    states: Collection[LetterState],
     before: datetime,
     *,
     limit: int,

@@ -43,7 +43,7 @@ from offsetstore.postgres.letters import LetterStatements
 from offsetstore.postgres.outbox import OutboxStatements
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.schema import quoted
-from offsetstore.postgres.together import Result, as_array, execute_together
+from offsetstore.postgres.together import StatementResult, as_array, execute_together
 from offsetstore.protocol.database import (
     Advance,
     GroupRow,
@@ -568,7 +568,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
     def now(self) -> datetime:
         return cast("datetime", self.one(sql.NOW)[0])
 
-    def _send(self, statement: str, **values: object) -> Result:
+    def _send(self, statement: str, **values: object) -> StatementResult:
         """Send a statement, the first one with BEGIN before it."""
         self._expect_not_ended()
         if self._number:
@@ -576,7 +576,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             cursor = self._psycopg.cursor(row_factory=namedtuple_row, binary=True)
             with naming_texts(values):
                 cursor.execute(cast("Any", self._text(statement)), values)
-            return Result(cursor.fetchall() if cursor.description else [], cursor.rowcount)
+            return StatementResult(cursor.fetchall() if cursor.description else [], cursor.rowcount)
         [result] = self.together(statement, **values)
         return result
 
@@ -587,7 +587,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             cursor = self._psycopg.cursor(row_factory=tuple_row, binary=True)
             return cursor.execute(cast("Any", self._text(statement)), values).fetchall()
 
-    def together(self, *statements: str, **values: object) -> list[Result]:
+    def together(self, *statements: str, **values: object) -> list[StatementResult]:
         """Send the statements in one round trip, the first ones with BEGIN before them; see `_is_plain`."""
         if self._number and not self._is_plain():
             return [self._send(one, **values) for one in statements]
@@ -607,7 +607,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             self._ending = self._closed = False
             return self._begin(*statements, **values)
 
-    def _begin(self, *statements: str, **values: object) -> list[Result]:
+    def _begin(self, *statements: str, **values: object) -> list[StatementResult]:
         connection = self._psycopg
         is_begun = connection.pgconn.transaction_status != TransactionStatus.IDLE  # by a hook of the engine
         before = [] if is_begun else [sql.BEGIN]

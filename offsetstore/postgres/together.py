@@ -14,7 +14,7 @@ from offsetstore.postgres.errors import translated
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StatementResult:
     """The rows of one statement, and how many it returned or changed."""
 
     rows: list[Any]
@@ -26,7 +26,7 @@ def execute_together(
     *statements: str,
     values: Mapping[str, object] | None = None,
     row_factory: RowFactory[Any] = tuple_row,
-) -> list[Result]:
+) -> list[StatementResult]:
     """Run the statements, and return their results. After an error the server skips those that follow.
 
     psycopg writes the values into the text, since only a message without parameters may hold several statements. Its
@@ -37,9 +37,9 @@ def execute_together(
     """
     cursor = psycopg.ClientCursor(connection, row_factory=row_factory)
     cursor.execute(cast("Any", ";\n".join(statements)), values)
-    results: list[Result] = []
+    results: list[StatementResult] = []
     while True:
-        results.append(Result(cursor.fetchall() if cursor.description else [], cursor.rowcount))
+        results.append(StatementResult(cursor.fetchall() if cursor.description else [], cursor.rowcount))
         if not cursor.nextset():
             return results
 
@@ -53,11 +53,11 @@ class Statements(ABC):
     place: str
 
     @abstractmethod
-    def together(self, *statements: str, **values: object) -> list[Result]:
+    def together(self, *statements: str, **values: object) -> list[StatementResult]:
         """Send the statements in one round trip, if possible. Errors are the database's."""
 
     @abstractmethod
-    def _send(self, statement: str, **values: object) -> Result: ...
+    def _send(self, statement: str, **values: object) -> StatementResult: ...
 
     def rows(self, statement: str, **values: object) -> list[Any]:
         """Run a statement; return its rows."""

@@ -94,7 +94,7 @@ def at_work(claim: Claim, work: Literal["replay", "tick"]) -> Generator[None]:
         claim.observers.on(IdleWorkChanged(group=claim.group, work=None))
 
 
-class Buffered(Protocol):
+class Buffer(Protocol):
     """Keeps deliveries; see `offsetstore.processing.policies`."""
 
     @property
@@ -156,7 +156,7 @@ class Between:
         lock: Turns,
         *,
         tick: Tick | None,
-        buffered: Buffered | None,
+        buffered: Buffer | None,
         seconds: float | None,
         replay: Callable[[], object] | None = None,
     ) -> None:

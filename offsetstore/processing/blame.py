@@ -25,7 +25,16 @@ from typing import Final, Never, Protocol, TypeAlias
 from offsetstore.errors import FunctionFailed, OffsetStoreError, RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe, in_parts
 from offsetstore.processing.delivery import Delivery
-from offsetstore.processing.unit import Along, Coordinates, Decisions, Ending, PlanOutdated, Ranges, Unit, commit
+from offsetstore.processing.unit import (
+    Along,
+    Coordinates,
+    Decisions,
+    PlanOutdated,
+    Ranges,
+    TransactionEnd,
+    Unit,
+    commit,
+)
 from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.work import Work
 from offsetstore.runtime import failpoints
@@ -511,7 +520,7 @@ def discover(
             _log.info("tried %d parts in %.1f s, of which %d were accepted", trials.tried, took, trials.accepted)
 
     # Trials that are rolled back overtake no letter.
-    commit(claim, Unit(decisions, along=[_Trial(search)], ending=Ending.ROLL_BACK, in_sequence=True))
+    commit(claim, Unit(decisions, along=[_Trial(search)], ending=TransactionEnd.ROLL_BACK, in_sequence=True))
     return found
 
 

@@ -24,7 +24,7 @@ from offsetstore.writers.arrow.misfits import finds_misfits
 _FEW: Final = 64  # slices of a table that are better than copying their rows
 
 
-Handling: TypeAlias = Callable[[], AbstractContextManager[object]]
+WhileHandling: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
 class Batches(Protocol):
@@ -47,7 +47,7 @@ class ArrowRows:
 
     writer: Writer
     parts: Sequence[pa.RecordBatch | Batches]
-    handling: Handling = nullcontext
+    handling: WhileHandling = nullcontext
 
     @property
     def rows(self) -> int:
@@ -84,7 +84,7 @@ class RowsByRecord:
     writer: Writer
     table: pa.Table
     first: array[int]
-    handling: Handling = nullcontext
+    handling: WhileHandling = nullcontext
 
     def has(self, number: int) -> bool:
         """Whether the record has any."""

@@ -15,7 +15,7 @@ from offsetstore.runtime.functions import call
 
 _OURS: Final = "source_"
 
-Keep: TypeAlias = Literal["all", "coordinates"]
+KeptContents: TypeAlias = Literal["all", "coordinates"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class DeadLetters:
     sequence: Literal["key"] | None = None
     limit: int = 10_000
     seconds: float = 60.0
-    keep: Keep = "all"
+    keep: KeptContents = "all"
     topic: str | None = None
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class DeadLetters:
         check_seconds("seconds", self.seconds)
         if self.sequence not in {None, "key"}:
             raise ConfigurationError('sequence must be "key" or None', found=repr(self.sequence))
-        if self.keep not in get_args(Keep):
+        if self.keep not in get_args(KeptContents):
             raise ConfigurationError('keep must be "all" or "coordinates"', found=repr(self.keep))
         if self.sequence is not None and self.keep == "coordinates":
             raise ConfigurationError(

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 from offsetstore.errors import ConfigurationError, FunctionEnded, as_raised
-from offsetstore.processing.handling import RESULT, Handler, HandlerError, NoRows, Outcome, Row, unfit
+from offsetstore.processing.handling import RESULT, CallOutcome, Handler, HandlerError, HandlerRow, NoRows, unfit
 from offsetstore.processing.unit import UNNAMED
 from offsetstore.protocol.letters import REJECT, writable
 from offsetstore.runtime.functions import as_texts, call
@@ -157,8 +157,8 @@ def columns_of(schema: pa.Schema) -> pa.Schema:
 
 
 def arrow_rows(
-    outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]
-) -> tuple[pa.StructArray, Sequence[Outcome]]:
+    outcomes: Sequence[CallOutcome], schemas: Mapping[str, pa.Schema]
+) -> tuple[pa.StructArray, Sequence[CallOutcome]]:
     """The rows of each outcome, see `as_lists`.
 
     :return: the outcomes too: a record whose rows don't fit the schema has failed.
@@ -167,7 +167,7 @@ def arrow_rows(
         return call(as_lists, [one.rows for one in outcomes], schemas), outcomes
     except Exception as error:  # noqa: BLE001 - the user's own objects
         _log.debug("rows of a handler don't fit its schema: %s", type(error).__name__)
-    fitting: list[Outcome] = []
+    fitting: list[CallOutcome] = []
     for one in outcomes:
         try:
             call(as_lists, [one.rows], schemas)
@@ -228,7 +228,7 @@ def _as_column(field: Any, values: Sequence[Any]) -> Any:
         raise NoRows(f"{column}: {error}", shown=f"{column}: a value that it does not hold") from None
 
 
-def _values(row: Row, names: Sequence[str]) -> Sequence[object]:
+def _values(row: HandlerRow, names: Sequence[str]) -> Sequence[object]:
     if isinstance(row, tuple):
         if len(row) != len(names):
             raise NoRows(f"the row has {len(row)} values; expected {len(names)}: {', '.join(names)}")

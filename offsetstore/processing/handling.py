@@ -49,7 +49,7 @@ from offsetstore.runtime.functions import as_texts, call, tells_of_outage, witho
 from offsetstore.text import at_line
 
 Ordering: TypeAlias = Literal["key", "partition", "none"]
-Row: TypeAlias = "Mapping[str, Any] | tuple[Any, ...]"
+HandlerRow: TypeAlias = "Mapping[str, Any] | tuple[Any, ...]"
 
 ORDERINGS: Final = ("key", "partition", "none")
 TIMEOUT: Final = "HandlerTimeout"
@@ -171,7 +171,7 @@ class Handler:
         schema: object = self.schema
         if not isinstance(schema, Mapping):
             return rows
-        found: list[dict[str, Sequence[Row]]] = []
+        found: list[dict[str, Sequence[HandlerRow]]] = []
         for row in rows:
             if not isinstance(row, Mapping):
                 raise NoRows(f"the handler returned {type(row).__name__}; expected a mapping of outputs to their rows")
@@ -234,14 +234,14 @@ class HandlerError:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """What has become of a record.
 
     :param attempts: how often it was tried.
     """
 
     record: Record
-    rows: Sequence[Row] = ()
+    rows: Sequence[HandlerRow] = ()
     error: HandlerError | None = None
     attempts: int = 1
 
@@ -403,7 +403,7 @@ class Handling:
         self._numbers = count()
         self._running: dict[_Call, None] = {}  # in the order in which they began, which is that of their timeouts
         self._late: dict[_Call, None] = {}
-        self._finished: list[Outcome] = []
+        self._finished: list[CallOutcome] = []
         self._outage: BaseException | None = None
         self._enough = enough
         self._has_warned = False
@@ -415,10 +415,10 @@ class Handling:
 
     def feed(self, records: Iterable[Record]) -> None:
         """Hand over records; those of one key in order."""
-        tasks, without_key = list[_Task](), list[Outcome]()
+        tasks, without_key = list[_Task](), list[CallOutcome]()
         for record, key in self._with_keys([*records]):
             if isinstance(key, _Failure):
-                without_key.append(Outcome(record, (), key.error, 0))
+                without_key.append(CallOutcome(record, (), key.error, 0))
             else:
                 tasks.append(_Task(record, key))
         with self.lock:
@@ -477,7 +477,7 @@ class Handling:
         self._outage = failure.outage
         return True
 
-    def finished(self, seconds: float = float("inf")) -> list[Outcome]:
+    def finished(self, seconds: float = float("inf")) -> list[CallOutcome]:
         """Wait for outcomes, and take them: none if nothing is outstanding, or after so many seconds.
 
         :raises Exception: a handler's own, which tells of an outage: no record is to blame for it.
@@ -580,7 +580,7 @@ class Handling:
         self._queues.done(task.key)
 
     def _finish(self, task: _Task, rows: Sequence[Any], error: HandlerError | None) -> None:
-        self._finished.append(Outcome(task.record, rows, error, task.attempts))
+        self._finished.append(CallOutcome(task.record, rows, error, task.attempts))
         if self._has_enough():
             self._has_finished.notify()
 
@@ -889,7 +889,7 @@ class NoRows(Exception):
         self.shown = text if shown is None else shown
 
 
-def rows_of(returned: object) -> Sequence[Row]:
+def rows_of(returned: object) -> Sequence[HandlerRow]:
     """The rows that a handler has returned.
 
     :raises NoRows: they are none.
@@ -907,7 +907,7 @@ def rows_of(returned: object) -> Sequence[Row]:
             raise NoRows(_expected(returned))
 
 
-def _row(given: object) -> Row:
+def _row(given: object) -> HandlerRow:
     """A row as it is now: the function may use the mapping again for the next one."""
     if isinstance(given, Mapping):
         return {**cast("Mapping[str, Any]", given)}

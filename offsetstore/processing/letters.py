@@ -49,7 +49,7 @@ from offsetstore.processing.dead_letters import (
 from offsetstore.processing.delivery import CarefulPart, Delivery
 from offsetstore.processing.outputs import handler_failed
 from offsetstore.processing.pause import read_unless_paused
-from offsetstore.processing.plan import BatchMetadata, Plan, commit_plan, create_rows
+from offsetstore.processing.plan import BatchMetadata, DeliveryPlan, commit_plan, create_rows
 from offsetstore.processing.unit import (
     Coordinates,
     Failures,
@@ -119,7 +119,7 @@ class _Ending:
     decided: Mapping[Coordinates, _Dead] = field(default_factory=dict["Coordinates", _Dead])
 
 
-class _Stopped(Exception):
+class _QueryStopped(Exception):
     """The query ends once what comes before a record is written.
 
     :param before: the record, if not that of the ending.
@@ -271,7 +271,7 @@ class Recovery:
             _log.warning("batch %d: %s is cut: %s", run.delivery.number, describe(ranges), without_frames(halve))
             run.suspects.update(halve.suspects)
             return halve.place or size // 2
-        except _Stopped as stopped:
+        except _QueryStopped as stopped:
             run.ending = run.ending or without_frames(stopped).ending
             if before := _up_to(ranges, stopped.before):
                 with dropped(TooManyLetters):
@@ -280,7 +280,7 @@ class Recovery:
         return None
 
     def _write_whole(self, run: _Run, ranges: Ranges) -> None:
-        plan = Plan.of(self._claim, ranges, run.delivery.terms)
+        plan = DeliveryPlan.of(self._claim, ranges, run.delivery.terms)
         run.watch.lap("plan")
         if not plan.is_worth_computing(self._claim):
             commit_plan(self._claim, plan, Unit(plan.decisions, None, terms=plan.terms), run.watch)
@@ -308,7 +308,7 @@ class Recovery:
             except TooManyFailed as none:
                 raise _too_many(none.error, str(none)) from none.error
 
-    def _pass_uncomputable(self, run: _Run, plan: Plan, part: CarefulPart) -> dict[int, _Dead] | None:
+    def _pass_uncomputable(self, run: _Run, plan: DeliveryPlan, part: CarefulPart) -> dict[int, _Dead] | None:
         """Pass over the records that can't be computed, after their retries.
 
         :return: ``None`` if one of them can be now: all are to be computed again.
@@ -325,7 +325,7 @@ class Recovery:
         run.failing += len(dead)
         return dead
 
-    def _write_without(self, run: _Run, plan: Plan, part: CarefulPart, dead: dict[int, _Dead]) -> None:
+    def _write_without(self, run: _Run, plan: DeliveryPlan, part: CarefulPart, dead: dict[int, _Dead]) -> None:
         """Write the part without the dead records, to which are added those that are rejected, or refused."""
         dead |= {number: _Dead(one.cause, one.error, one.attempts) for number, one in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
@@ -359,7 +359,7 @@ class Recovery:
     def _commit(
         self,
         run: _Run,
-        plan: Plan,
+        plan: DeliveryPlan,
         part: CarefulPart,
         dead: Mapping[int, _Dead],
         payloads: Mapping[int, Payload],
@@ -461,7 +461,7 @@ class Recovery:
         return waiting
 
     def _discover(
-        self, run: _Run, plan: Plan, part: CarefulPart, dead: Mapping[int, _Dead], refused: RowsRefused
+        self, run: _Run, plan: DeliveryPlan, part: CarefulPart, dead: Mapping[int, _Dead], refused: RowsRefused
     ) -> Found:
         """Find the bad records among those that are not known to be.
 
@@ -495,7 +495,7 @@ class Recovery:
     def _prepare_retry(
         self,
         run: _Run,
-        plan: Plan,
+        plan: DeliveryPlan,
         part: CarefulPart,
         found: Mapping[int, RowsRefused],
         dead: dict[int, _Dead],
@@ -515,7 +515,7 @@ class Recovery:
             return False
         self._store(plan, failed)
         if ending is not None:
-            raise _Stopped(replace(ending, decided={part.record(number): one for number, one in dead.items()}))
+            raise _QueryStopped(replace(ending, decided={part.record(number): one for number, one in dead.items()}))
         failpoints.reach("failures_written")
         run.suspects = dict.fromkeys(run.suspects)  # after the wait they may not fail
         run.delivery.sleep(max(waits))
@@ -525,7 +525,7 @@ class Recovery:
 
     def _decide(
         self,
-        plan: Plan,
+        plan: DeliveryPlan,
         part: CarefulPart,
         found: Mapping[int, RowsRefused],
         dead: dict[int, _Dead],
@@ -574,7 +574,7 @@ class Recovery:
         return failed, waits, ending
 
     def _before(
-        self, plan: Plan, dead: Collection[Coordinates]
+        self, plan: DeliveryPlan, dead: Collection[Coordinates]
     ) -> tuple[dict[Coordinates, Failed], dict[TopicPartition, int]]:
         """The attempts at the records from the plan's on, and the most at those of the plan, by partition.
 
@@ -600,7 +600,7 @@ class Recovery:
             self._has_read = True
         return self._failures
 
-    def _store(self, plan: Plan, failed: Mapping[Coordinates, Failed]) -> None:
+    def _store(self, plan: DeliveryPlan, failed: Mapping[Coordinates, Failed]) -> None:
         """Write the attempts, in a transaction of their own: that of the rows was rolled back."""
         at = only_locks({tp: plan.decisions[tp].stored for tp, _ in failed})
         commit(self._claim, Unit(at, along=[Failures(failed)], terms=plan.terms))
@@ -741,7 +741,7 @@ def _end_before(run: _Run, part: CarefulPart, new: Collection[int]) -> None:
     It may need what comes after the other one, as a child needs its parent.
     """
     if run.ending is not None and new:
-        raise _Stopped(run.ending, part.record(min(new)))
+        raise _QueryStopped(run.ending, part.record(min(new)))
 
 
 def _end(run: _Run) -> Never:

@@ -17,12 +17,12 @@ from offsetstore.protocol.ports import TableWriter, Writer, declares
 from offsetstore.runtime.functions import call
 from offsetstore.store.claim import Claim
 from offsetstore.writers.into_table import IntoTable
-from offsetstore.writers.table.conversions import Words
+from offsetstore.writers.table.conversions import RowMaker
 
 REJECT_FIELDS: Final = ("code", "reason")
 """Those of a struct in the column ``_reject``; a string is the reason alone."""
 
-_WORDS: Final[Mapping[str, Words]] = {"DataFrame": "spark", "RecordBatch": "pyarrow"}
+_WORDS: Final[Mapping[str, RowMaker]] = {"DataFrame": "spark", "RecordBatch": "pyarrow"}
 
 _T = TypeVar("_T")
 

@@ -20,7 +20,7 @@ from offsetstore.store.term import Terms
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeliveryPlan:
     """The stored offsets, read without a lock, and the decision for each range.
 
     A partition without a row is planned from the beginning of its range.
@@ -39,7 +39,7 @@ class Plan:
         ranges: Mapping[TopicPartition, OffsetRange],
         terms: Terms | None = None,
         delivered: Callable[[Terms], Mapping[TopicPartition, int]] = lambda _: {},
-    ) -> Plan:
+    ) -> DeliveryPlan:
         """Read the stored offsets, and plan.
 
         :param terms: see `Delivery`.
@@ -58,7 +58,7 @@ class Plan:
             tp: decision.remaining for tp, decision in self.decisions.items() if decision.outcome is not Outcome.SKIP
         }
 
-    def at(self, part: Mapping[TopicPartition, OffsetRange]) -> Plan:
+    def at(self, part: Mapping[TopicPartition, OffsetRange]) -> DeliveryPlan:
         """Plan only ``part`` of the records, and all of it: each range begins where its partition is stored by then."""
         return replace(self, decisions={tp: decide(range_.from_, range_) for tp, range_ in part.items()})
 
@@ -72,7 +72,7 @@ class Plan:
         return ours and Outcome.GAP not in outcomes and outcomes != {Outcome.SKIP}
 
 
-def create_rows(claim: Claim, plan: Plan) -> None:
+def create_rows(claim: Claim, plan: DeliveryPlan) -> None:
     """Create the missing rows of partitions, each at the beginning of its range.
 
     Then no task needs a share lock on the group's row, and a partition whose first record is refused can be reset.
@@ -82,7 +82,7 @@ def create_rows(claim: Claim, plan: Plan) -> None:
         commit(claim, Unit(only_locks(unknown), terms=plan.terms))
 
 
-def commit_plan(claim: Claim, plan: Plan, unit: Unit, watch: Stopwatch) -> Written | None:
+def commit_plan(claim: Claim, plan: DeliveryPlan, unit: Unit, watch: Stopwatch) -> Written | None:
     """Do a unit's work for a batch, after a last look at the topics.
 
     :raises TopicRecreated: see `check_topics`.

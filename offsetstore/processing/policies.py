@@ -20,15 +20,15 @@ from offsetstore.processing.between import Flush
 from offsetstore.processing.blame import name_uncomputable, raise_own, refusal_of, unreadable, write_in_halves
 from offsetstore.processing.delivery import Delivery, KeptRows
 from offsetstore.processing.letters import Recovery
-from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, commit_plan, create_rows
+from offsetstore.processing.plan import BatchMetadata, DeliveryPlan, check_topics, commit_plan, create_rows
 from offsetstore.processing.unit import (
     Coordinates,
-    Ending,
     Once,
     PlanOutdated,
     Ranges,
     Stopwatch,
     Stored,
+    TransactionEnd,
     Unit,
     Written,
     commit,
@@ -77,7 +77,7 @@ class Whole:
         """See `Policy`."""
         if self._recovery is not None and self._recovery.is_careful(delivery.ranges):
             return self.write_carefully(delivery, stored)
-        watch, plan = Stopwatch(), Plan.of(self._claim, delivery.ranges, delivery.terms)
+        watch, plan = Stopwatch(), DeliveryPlan.of(self._claim, delivery.ranges, delivery.terms)
         watch.lap("plan")
         try:
             written = self._compute_and_commit(delivery, plan, watch)
@@ -104,14 +104,14 @@ class Whole:
         assert self._recovery is not None
 
         def name(failed: FunctionFailed) -> RowsRefused:
-            remaining = Plan.of(self._claim, delivery.ranges, delivery.terms).remaining()
+            remaining = DeliveryPlan.of(self._claim, delivery.ranges, delivery.terms).remaining()
             return unreadable(failed, delivery, remaining, self._claim) or raise_own(failed)
 
         with naming_record(delivery, name):
             return self._recovery.write(delivery, stored)
 
     def write_in_halves(
-        self, error: Exception, delivery: Delivery, plan: Plan, stored: Stored, watch: Stopwatch
+        self, error: Exception, delivery: Delivery, plan: DeliveryPlan, stored: Stored, watch: Stopwatch
     ) -> None:
         """Write what remains of a plan, up to the first record that is refused alone; see there.
 
@@ -128,7 +128,9 @@ class Whole:
         without_frames(error)
 
         def write(part: Ranges) -> int:
-            now = Plan.of(self._claim, part, delivery.terms)  # each is a transaction, so the group may be paused
+            now = DeliveryPlan.of(
+                self._claim, part, delivery.terms
+            )  # each is a transaction, so the group may be paused
             if now.is_worth_computing(self._claim) and now.remaining() != part:
                 raise PlanOutdated
             written = self._compute_and_commit(delivery, now, watch)
@@ -139,13 +141,13 @@ class Whole:
 
         def attempt(rest: Ranges, part: Ranges, without: Collection[Coordinates]) -> int:
             rows = delivery.rows(part, without)
-            unit = Unit(plan.at(rest).decisions, rows, ending=Ending.ROLL_BACK, terms=plan.terms)
+            unit = Unit(plan.at(rest).decisions, rows, ending=TransactionEnd.ROLL_BACK, terms=plan.terms)
             tried = commit(self._claim, unit)
             return sum(tried.rows.values()) if tried is not None else 0
 
         write_in_halves(refused, remaining, delivery, self._claim, write=write, attempt=attempt, at_once=self._at_once)
 
-    def _compute_and_commit(self, delivery: Delivery, plan: Plan, watch: Stopwatch) -> Written | None:
+    def _compute_and_commit(self, delivery: Delivery, plan: DeliveryPlan, watch: Stopwatch) -> Written | None:
         if not plan.is_worth_computing(self._claim):
             return commit_plan(self._claim, plan, Unit(plan.decisions, None, terms=plan.terms), watch)
         remaining = plan.remaining()
@@ -216,14 +218,14 @@ class Marked:
         self._memory.require_whole()
         claim, watch = self._claim, Stopwatch()
         with naming_record(delivery, lambda failed: name_uncomputable(failed, delivery, claim)):
-            plan = Plan.of(claim, delivery.ranges, delivery.terms, delivered)
+            plan = DeliveryPlan.of(claim, delivery.ranges, delivery.terms, delivered)
             watch.lap("plan")
             rows = None
             if plan.is_worth_computing(claim):
                 rows = {name: Once(output) for name, output in delivery.rows(plan.remaining()).items()}
         # Rows of earlier deliveries may wait in the function's memory: their partitions can be marked too.
         waiting = only_locks({tp: range_.until for tp, range_ in unmarked(plan.terms).items()})
-        unit = Unit({**waiting, **plan.decisions}, rows, ending=Ending.MARK, terms=plan.terms)
+        unit = Unit({**waiting, **plan.decisions}, rows, ending=TransactionEnd.MARK, terms=plan.terms)
         try:
             return commit_plan(claim, plan, unit, watch)
         except BaseException as error:
@@ -308,7 +310,7 @@ class Buffered:
         self._memory.require_whole()
         watch, claim = Stopwatch(), self._claim
         kept_until = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
-        plan = Plan.of(claim, delivery.ranges, delivery.terms, lambda _: kept_until)
+        plan = DeliveryPlan.of(claim, delivery.ranges, delivery.terms, lambda _: kept_until)
         watch.lap("plan")
         if not plan.is_worth_computing(claim):
             self._check(plan)
@@ -346,7 +348,7 @@ class Buffered:
         ranges = self._buffer.ranges.items()
         self._claim.note_positions({tp: Position(range_.from_, range_.until) for tp, range_ in ranges})
 
-    def _check(self, plan: Plan) -> None:
+    def _check(self, plan: DeliveryPlan) -> None:
         """Raise the error of a plan that is not worth computing; return if all of it was delivered already."""
         commit(self._claim, Unit())  # a stale claim
         for tp, decision in plan.decisions.items():
@@ -413,7 +415,7 @@ class Buffered:
             name: first.joined([each.outputs[name] for each in kept[1:]]) for name, first in kept[0].outputs.items()
         }
         texts = self._metadata.texts(kept[-1].number, ranges, rows)
-        plan = Plan({}, {tp: decide(range_.from_, range_) for tp, range_ in ranges.items()}, claim.terms)
+        plan = DeliveryPlan({}, {tp: decide(range_.from_, range_) for tp, range_ in ranges.items()}, claim.terms)
         try:
             written = commit_plan(claim, plan, Unit(plan.decisions, rows, metadata=texts), Stopwatch())
         except PlanOutdated:

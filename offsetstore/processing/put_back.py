@@ -34,9 +34,9 @@ from offsetstore.processing.pause import is_paused
 from offsetstore.processing.unit import (
     Along,
     Decisions,
-    Ending,
     PlanOutdated,
     Rows,
+    TransactionEnd,
     Unit,
     commit,
     only_locks,
@@ -261,7 +261,7 @@ class PutBack:
         keys = {letter.key for letter in kept} | failed.keys()
         settled = [letter for letter in letters if letter.key in keys]
         along = _Settled(settled, kept, failed)
-        commit(self._claim, Unit(self._stored(letters), rows, [along], Ending.TOUCH, terms=self._terms))
+        commit(self._claim, Unit(self._stored(letters), rows, [along], TransactionEnd.TOUCH, terms=self._terms))
 
     def _give_back(self, run: _Replay, letters: Sequence[Letter], error: Exception) -> None:
         """None of them can be computed or written, for a reason that no single one of them shows."""
@@ -348,7 +348,7 @@ def _kept(letters: Sequence[Letter], failed: Collection[int]) -> list[int]:
     return kept
 
 
-class Requests:
+class ReplayRequests:
     """Looks for requested letters, and has them replayed: before a delivery, while the job is idle, or when told to.
 
     The runner's lock guards it. ``compute`` is set once the source has begun.

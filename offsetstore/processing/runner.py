@@ -25,7 +25,7 @@ from offsetstore.processing.letters import Recovery
 from offsetstore.processing.pause import when_not_paused
 from offsetstore.processing.plan import BatchMetadata, MetadataFunction
 from offsetstore.processing.policies import Buffered, Marked, Policy, Whole
-from offsetstore.processing.put_back import Requests
+from offsetstore.processing.put_back import ReplayRequests
 from offsetstore.processing.unit import PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol.context import check_propagate, propagated
 from offsetstore.protocol.events import BatchEnded, BatchStarted, DrainChanged
@@ -47,7 +47,7 @@ _log = logging.getLogger("offsetstore")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RunnerSettings:
     """What a job does besides writing rows; see `TransactionalSink`."""
 
     metadata: MetadataFunction | None = None
@@ -119,7 +119,7 @@ class Taken:
     write: Callable[[Stored], Written | None] | None = None
 
 
-class Source(Protocol):
+class DeliverySource(Protocol):
     """Where deliveries come from."""
 
     def is_running(self) -> bool:
@@ -151,8 +151,8 @@ class Runner:
     def __init__(
         self,
         claim: Claim,
-        source: Source,
-        settings: Settings,
+        source: DeliverySource,
+        settings: RunnerSettings,
         while_working: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.claim = claim
@@ -162,7 +162,7 @@ class Runner:
         self.metadata = BatchMetadata(claim, settings.metadata)
         letters = settings.dead_letters
         self.recovery = None if letters is None else Recovery(claim, letters, self.metadata, settings.propagate)
-        self.requests = None if letters is None else Requests(claim, letters)
+        self.requests = None if letters is None else ReplayRequests(claim, letters)
         self.policy = self._policy()
         self._lock = Turns(while_working)
         self._between: Between | None = None

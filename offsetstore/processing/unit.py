@@ -75,7 +75,7 @@ class Once:
         return self.rows.write(work)
 
 
-class Ending(Enum):
+class TransactionEnd(Enum):
     """How a unit's transaction ends."""
 
     ADVANCE = "advance"
@@ -116,7 +116,7 @@ class Unit:
     decisions: Decisions = field(default_factory=dict[TopicPartition, Decision])
     rows: Mapping[str, Rows] | None = field(default_factory=dict[str, Rows])
     along: Sequence[Along] = ()
-    ending: Ending = Ending.ADVANCE
+    ending: TransactionEnd = TransactionEnd.ADVANCE
     metadata: Mapping[TopicPartition, Text] = field(default_factory=dict[TopicPartition, "Text"])
     terms: Terms = field(default_factory=dict[TopicPartition, Term])
     gone: Collection[Coordinates] = ()
@@ -218,7 +218,7 @@ def commit(holder: Holder, unit: Unit, watch: Stopwatch | None = None) -> Writte
     try:
         rows = holder.run(
             work,
-            marking="manual" if unit.ending is Ending.MARK else "automatic",
+            marking="manual" if unit.ending is TransactionEnd.MARK else "automatic",
             retry_if=lambda error: may_pass(error) and not unit.is_spent,
         )
     except _RolledBack as trial:
@@ -267,11 +267,11 @@ def of_output(name: str) -> Generator[None]:
 def _end(tx: Transaction, unit: Unit, remaining: Ranges, rows: dict[str, int]) -> None:
     """End the transaction. Deferred constraints are checked here, not by COMMIT."""
     match unit.ending:
-        case Ending.ADVANCE | Ending.MARK:
+        case TransactionEnd.ADVANCE | TransactionEnd.MARK:
             tx.finish(remaining, unit.metadata)
-        case Ending.TOUCH:
+        case TransactionEnd.TOUCH:
             tx.touch()
-        case Ending.ROLL_BACK:
+        case TransactionEnd.ROLL_BACK:
             if rows:
                 tx.check_deferred()
             raise _RolledBack(rows)

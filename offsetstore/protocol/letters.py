@@ -18,16 +18,16 @@ from offsetstore.offsets import OffsetRange, TopicPartition
 Cause: TypeAlias = Literal["rejected", "refused", "raised", "sequence"]
 """By ``transform``, by the database, by the user's function; or it waits behind an earlier record of its key."""
 
-State: TypeAlias = Literal["dead", "requested", "replayed", "discarded", "superseded"]
+LetterState: TypeAlias = Literal["dead", "requested", "replayed", "discarded", "superseded"]
 """``requested``: to be replayed. ``superseded``: a job has read the record again since."""
 
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
-STATES: Final[tuple[State, ...]] = get_args(State)
+STATES: Final[tuple[LetterState, ...]] = get_args(LetterState)
 
-OPEN: Final[tuple[State, ...]] = ("dead", "requested")
+OPEN: Final[tuple[LetterState, ...]] = ("dead", "requested")
 """The states of a letter whose record is not in the results, and may still get there."""
 
-FINAL: Final[tuple[State, ...]] = ("replayed", "discarded", "superseded")
+FINAL: Final[tuple[LetterState, ...]] = ("replayed", "discarded", "superseded")
 """The others: what they are about is settled."""
 
 PayloadState: TypeAlias = Literal["kept", "left out", "erased"]
@@ -134,7 +134,7 @@ class Letter:
     topic_partition: TopicPartition
     offset: int
     topic_id: str
-    state: State
+    state: LetterState
     cause: Cause
     error: LetterError
     attempts: int
@@ -166,7 +166,7 @@ class ChosenLetter(NamedTuple):
     ``is_overtaken`` is false, too, where it was not asked for: it takes a right to read the letters' contents.
     """
 
-    state: State
+    state: LetterState
     payload_state: PayloadState
     forced: bool
     times: int

@@ -203,7 +203,7 @@ def _bytes(column: str, what: str, given: object) -> bytes | None:
 
 
 class Mark(NamedTuple):
-    """Which batch: its number, and a word that is drawn for each `Record`, so that no other one has it."""
+    """Which batch: its number, and a word that is drawn for each `WriteBatch`, so that no other one has it."""
 
     number: int
     word: str
@@ -220,8 +220,8 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Database: expect that the token is ours, and wait for a `Record` of ours whose outcome is not known.
+class CheckToken:
+    """Database: expect that the token is ours, and wait for a `WriteBatch` of ours whose outcome is not known.
 
     Answer: nothing; raise if another relay has taken the token.
     """
@@ -233,8 +233,8 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Kafka: which batch it has. Answer: a `Position`.
+class AskForMark:
+    """Kafka: which batch it has. Answer: a `KafkaMark`.
 
     :param is_fenced: ``False`` before `Fence`: an open transaction of somebody else's is not waited for.
     """
@@ -255,7 +255,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ReadRows:
     """Database: at most this many visible rows, those with the lowest ids. Answer: rows, by id.
 
     It writes nothing, and may be done at any time after the step before.
@@ -279,7 +279,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WriteBatch:
     """Database: in one transaction, make this the batch, and delete rows. No answer; raise if the token is not ours.
 
     With rows, `Send` is next: it may begin meanwhile, and must not commit before this has. If rows of it are gone,
@@ -315,13 +315,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class WaitForMark:
     """Wait a little before Kafka's mark is asked for again: what Kafka says may pass. No answer.
 
     :param lost: at the first wait, what Kafka has instead of it.
     """
 
-    lost: Position | None = None
+    lost: KafkaMark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +329,24 @@ class Rest:
     """There are no rows: wait for some. Answer: whether Kafka's mark has to be set again, lest it expires."""
 
 
-Step: TypeAlias = Peek | Take | Check | Fence | Ask | Read | Fetch | Look | Probe | Record | Send | Pause | Rest
+Step: TypeAlias = (
+    Peek
+    | Take
+    | CheckToken
+    | Fence
+    | AskForMark
+    | Read
+    | Fetch
+    | ReadRows
+    | Probe
+    | WriteBatch
+    | Send
+    | WaitForMark
+    | Rest
+)
 
 
-class Position(NamedTuple):
+class KafkaMark(NamedTuple):
     """What Kafka has.
 
     :param number: of the last batch, ``None`` if it has none.
@@ -393,9 +407,9 @@ def relaying(
 ) -> Generator[Step, Any, NoReturn]:
     """Ask for the steps of one relay, forever.
 
-    The order of `Take` or `Check`, `Fence`, `Ask` and `Read` is what makes it exact. What is read is not changed by
-    anyone before our last commit to Kafka: whoever changes it has taken the token later, and fenced us before it
-    changed anything. What comes before `Take` only keeps a relay that can't work from ending one that does.
+    The order of `Take` or `CheckToken`, `Fence`, `AskForMark` and `Read` is what makes it exact. What is read is not
+    changed by anyone before our last commit to Kafka: whoever changes it has taken the token later, and fenced us
+    before it changed anything. What comes before `Take` only keeps a relay that can't work from ending one that does.
 
     :param again: after an error; then the token is not taken again, or two relays would take turns forever.
     :param limit: rows of the first batch, if it has to be smaller than ``most``.
@@ -403,7 +417,7 @@ def relaying(
     :raises OutboxUncertain: whether the recorded batch is in Kafka can't be told, and nobody has decided.
     """
     if again:
-        yield Check()
+        yield CheckToken()
     else:
         yield from _before_taking(on_uncertain)
         yield Take()
@@ -435,9 +449,9 @@ def relaying(
         refused, rows, is_idle = yield from _next(size, done, topics)
         if rows:
             mark = Mark(kafka.number + 1, word())
-            yield Record(mark, _ids(rows), done, refused, before=kafka.word)
+            yield WriteBatch(mark, _ids(rows), done, refused, before=kafka.word)
         elif done or refused:
-            yield Record(kafka, (), done, refused)
+            yield WriteBatch(kafka, (), done, refused)
         elif is_idle and (yield Rest()):
             yield Send(kafka)
         topics.recorded()
@@ -450,13 +464,13 @@ def _next(
     """Return which rows are set aside, which are sent next, and whether there are none at all."""
     if lacking := topics.lacking():
         waiting = topics.asked_again((yield Probe(lacking)))
-        if waiting is not None and not (yield Look(1, done, only=waiting)):
+        if waiting is not None and not (yield ReadRows(1, done, only=waiting)):
             topics.forget(waiting)
     topic = topics.turn()
     if topic is None:
-        found: Sequence[OutboxRow] = yield Look(size, done, but=tuple(topics.apart))
+        found: Sequence[OutboxRow] = yield ReadRows(size, done, but=tuple(topics.apart))
     else:
-        found = topics.batch(topic, (yield Look(topics.most(topic), done, only=topic)))
+        found = topics.batch(topic, (yield ReadRows(topics.most(topic), done, only=topic)))
     refused, rows = yield from _sendable(found, topics)
     return refused, rows, topic is None and not found and not topics.is_any_due
 
@@ -478,7 +492,7 @@ def _sendable(
     return refused, left
 
 
-def _fenced() -> Generator[Step, Any, tuple[Standing, Position]]:
+def _fenced() -> Generator[Step, Any, tuple[Standing, KafkaMark]]:
     """Get a new producer, and return what the database and Kafka have: nobody else changes it before we do.
 
     Just after a broker's start Kafka may tell less than it has. If it seems to have lost something, it is asked again.
@@ -486,12 +500,12 @@ def _fenced() -> Generator[Step, Any, tuple[Standing, Position]]:
     yield Fence()
     looks = 0
     while True:
-        position: Position = yield Ask()
+        position: KafkaMark = yield AskForMark()
         standing: Standing = yield Read()
         looks += 1
         if looks == LOOKS or not _seems_lost(standing, position):
             return standing, position
-        yield Pause(lost=position if looks == 1 else None)
+        yield WaitForMark(lost=position if looks == 1 else None)
 
 
 def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
@@ -502,7 +516,7 @@ def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
     looks = 0
     while True:
         standing: Standing = yield Peek()
-        position: Position = yield Ask(is_fenced=False)
+        position: KafkaMark = yield AskForMark(is_fenced=False)
         fits = _is_new(standing, position) or _is_sent(standing, position) or _is_open(standing, position)
         if on_uncertain != "fail" or fits:
             break
@@ -512,18 +526,18 @@ def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
         looks += 1
         if looks == LOOKS or not _seems_lost(standing, position):
             raise _uncertain(standing, position)
-        yield Pause(lost=position if looks == 1 else None)
+        yield WaitForMark(lost=position if looks == 1 else None)
     yield Fence()  # only trying tells whether Kafka allows it; the other one fences us in turn, and goes on
 
 
-def _seems_lost(standing: Standing, position: Position) -> bool:
+def _seems_lost(standing: Standing, position: KafkaMark) -> bool:
     """Whether Kafka has less than was recorded when it had been sent."""
     if standing.number is None or standing.cluster_id != position.cluster_id:
         return False
     return position.number is None or position.number < standing.number - bool(standing.ids)
 
 
-def _is_between(first: Standing, position: Position, later: Standing) -> bool:
+def _is_between(first: Standing, position: KafkaMark, later: Standing) -> bool:
     """Whether Kafka can have this number between two looks at a database whose relay sends: numbers never fall there.
 
     The database's is Kafka's or one more, and falls by one if all rows of its batch are refused.
@@ -533,28 +547,28 @@ def _is_between(first: Standing, position: Position, later: Standing) -> bool:
     return first.cluster_id in {None, later.cluster_id} and (first.number or 0) - 1 <= position.number <= later.number
 
 
-def _is_new(standing: Standing, position: Position) -> bool:
+def _is_new(standing: Standing, position: KafkaMark) -> bool:
     """Whether nothing was ever sent: the database has no number until Kafka has 0."""
     return standing.number is None and position.number in {None, 0}
 
 
-def _is_sent(standing: Standing, position: Position) -> bool:
+def _is_sent(standing: Standing, position: KafkaMark) -> bool:
     return _has(standing, position, standing.number, standing.word)
 
 
-def _is_open(standing: Standing, position: Position) -> bool:
+def _is_open(standing: Standing, position: KafkaMark) -> bool:
     number = standing.number
     return bool(standing.ids) and _has(standing, position, None if number is None else number - 1, standing.before)
 
 
-def _has(standing: Standing, position: Position, number: int | None, word: str | None) -> bool:
+def _has(standing: Standing, position: KafkaMark, number: int | None, word: str | None) -> bool:
     if None in {number, word} or standing.cluster_id != position.cluster_id:
         return False
     return (position.number, position.word) == (number, word)
 
 
 def _settled(
-    standing: Standing, position: Position, on_uncertain: OnUncertain, word: Callable[[], str]
+    standing: Standing, position: KafkaMark, on_uncertain: OnUncertain, word: Callable[[], str]
 ) -> Generator[Step, Any, tuple[Mark, Mark, Sequence[int], Sequence[int]]]:
     """Return Kafka's mark, the open batch's, the ids of rows that are to be sent, and of those to be deleted."""
     number, ids, cluster_id = position.number or 0, standing.ids, position.cluster_id
@@ -562,7 +576,7 @@ def _settled(
         mark = Mark(0, position.word or word())
         if position.word is None:
             yield Send(mark)
-        yield Record(mark, cluster_id=cluster_id)
+        yield WriteBatch(mark, cluster_id=cluster_id)
         return mark, mark, (), ()
     kafka = Mark(number, position.word or "")
     if _is_sent(standing, position):
@@ -574,10 +588,10 @@ def _settled(
     kafka = Mark(max(number, standing.number or 0) + 1, word())  # so that numbers never fall
     yield Send(kafka)
     if on_uncertain == "skip" or not ids:
-        yield Record(kafka, (), ids, cluster_id=cluster_id)
+        yield WriteBatch(kafka, (), ids, cluster_id=cluster_id)
         return kafka, kafka, (), ()
     mark = Mark(kafka.number + 1, word())
-    yield Record(mark, ids, before=kafka.word, cluster_id=cluster_id)
+    yield WriteBatch(mark, ids, before=kafka.word, cluster_id=cluster_id)
     return kafka, mark, ids, ()
 
 
@@ -593,7 +607,7 @@ def _judged(
 
     :raises OutboxUncertain: another database's relay has sent something meanwhile.
     """
-    yield Check()
+    yield CheckToken()
     standing, position = yield from _fenced()
     if not _is_open(standing, position):
         raise _uncertain(standing, position)
@@ -611,18 +625,18 @@ def _judged(
 
 def _instead(
     kafka: Mark, mark: Mark, rows: Sequence[OutboxRow], refused: Mapping[int, str] = MappingProxyType({})
-) -> Record:
+) -> WriteBatch:
     """Record these rows instead of a batch that Kafka does not have; without any, the batch before it."""
     if not rows:
-        return Record(kafka, refused=refused)
-    return Record(mark, _ids(rows), refused=refused, before=kafka.word)
+        return WriteBatch(kafka, refused=refused)
+    return WriteBatch(mark, _ids(rows), refused=refused, before=kafka.word)
 
 
 def _ids(rows: Iterable[OutboxRow]) -> Sequence[int]:
     return [*map(attrgetter("id"), rows)]
 
 
-def _uncertain(standing: Standing, position: Position) -> OutboxUncertain:
+def _uncertain(standing: Standing, position: KafkaMark) -> OutboxUncertain:
     number, ids, cluster_id, _, _ = standing
     expected = f"batch {number}" + (f" or {number - 1}" if number is not None and ids else "")
     open_rows = f"{len(ids)} rows of batch {number}, from id {min(ids)} to {max(ids)}," if ids else "no rows"

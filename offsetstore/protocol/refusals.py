@@ -25,7 +25,7 @@ _LACKING: Final = 1.0  # the same for topics that are missing, which one questio
 _TOLD: Final = 60.0  # seconds until it is said again that a topic is blocked
 
 
-class Row(Protocol):
+class RowOfTopic(Protocol):
     """A row of the outbox, as far as this needs it."""
 
     @property
@@ -39,7 +39,7 @@ class Row(Protocol):
         ...
 
 
-_R = TypeVar("_R", bound=Row)
+_R = TypeVar("_R", bound=RowOfTopic)
 
 
 class Blocked(NamedTuple):
@@ -51,7 +51,7 @@ class Blocked(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Apart:
+class _TopicApart:
     """A topic that is sent by itself.
 
     :param size: rows of its next batch, at most ``ceiling``: one that was refused as a whole was too large, perhaps.
@@ -81,7 +81,7 @@ class Topics:
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
-        self._apart: dict[str, _Apart] = {}
+        self._apart: dict[str, _TopicApart] = {}
         self._refused = Counter[str]()  # rows of each topic, since Kafka has taken one of it
         self._in_all = 0  # the same of all, since Kafka has taken any
         self._recorded = self._refused.copy(), 0  # both, when the database last had them
@@ -168,7 +168,7 @@ class Topics:
             return found[:1]
         return [row for row in found if row.id < one.suspect]
 
-    def _forgive(self, topic: str, one: _Apart) -> None:
+    def _forgive(self, topic: str, one: _TopicApart) -> None:
         """Kafka has taken rows of it."""
         one.blocked = None
         one.calm -= 1
@@ -178,7 +178,7 @@ class Topics:
             del self._apart[topic]
         one.ceiling, one.calm = min(self._most, 2 * one.ceiling), _CALM
 
-    def passed(self, rows: Sequence[Row]) -> None:
+    def passed(self, rows: Sequence[RowOfTopic]) -> None:
         """Kafka has taken these."""
         self._in_all = 0
         ids = {row.id for row in rows} if self._apart else ()
@@ -197,7 +197,7 @@ class Topics:
             if not is_tried and self._refused[topic] < MOST_IN_A_ROW:
                 one.due = self._next_trial = 0.0
 
-    def found_lacking(self, rows: Sequence[Row], lacking: Mapping[str, str]) -> None:
+    def found_lacking(self, rows: Sequence[RowOfTopic], lacking: Mapping[str, str]) -> None:
         """These topics are missing, or may not be written to: no row is to blame."""
         first = {row.topic: row.id for row in reversed(rows)}
         for topic, why in lacking.items():
@@ -226,7 +226,7 @@ class Topics:
         del self._apart[topic]
 
     def _block(self, blocked: Blocked, *, is_lacking: bool = False) -> None:
-        one = self._apart.setdefault(blocked.topic, _Apart(self._most))
+        one = self._apart.setdefault(blocked.topic, _TopicApart(self._most))
         one.blocked, one.is_lacking = blocked, is_lacking
         one.suspect, one.failed, one.size, one.calm = None, 0, 1, _CALM
         one.due = self._clock() + (one.wait if is_lacking else _BLOCKED)
@@ -286,10 +286,12 @@ class Topics:
         :param topics: how many rows are left.
         """
         for topic, left in topics.items():
-            one = self._apart.setdefault(topic, _Apart(self._most, calm=1))
+            one = self._apart.setdefault(topic, _TopicApart(self._most, calm=1))
             one.size, one.ceiling = left or self._most, self._most
 
-    def suspect(self, rows: Sequence[Row], suspected: Mapping[int, str], *, is_proven: bool) -> Mapping[int, str]:
+    def suspect(
+        self, rows: Sequence[RowOfTopic], suspected: Mapping[int, str], *, is_proven: bool
+    ) -> Mapping[int, str]:
         """One of these rows is to blame, or more, or their size together; return which are set aside.
 
         So their topics are sent apart, up to the first suspect, and this one alone. If that is refused then, it is to
@@ -300,7 +302,7 @@ class Topics:
             mine = [row for row in rows if row.topic == topic]  # what another topic has done is no word on these
             ids = [row.id for row in mine if row.id in suspected]
             why = {id_: suspected[id_] for id_ in ids}
-            one = self._apart.setdefault(topic, _Apart(self._most))
+            one = self._apart.setdefault(topic, _TopicApart(self._most))
             one.calm = _CALM
             in_a_row = max(self._refused[topic], self._in_all)
             is_last = len(rows) == 1 and is_proven

@@ -30,7 +30,7 @@ of the claim. ``fenced``: another claim, a reset or a rename was noticed."""
 RunState: TypeAlias = Literal["live", "silent", "ended", "failed", "fenced"]
 """``live``: the job sends heartbeats. ``silent``: they stopped, and no end was recorded. ``ended``: cleanly."""
 
-Source: TypeAlias = Literal["batch", "job", "flush", "idle", "retry", "mirror", "start"]
+ErrorSource: TypeAlias = Literal["batch", "job", "flush", "idle", "retry", "mirror", "start"]
 """Where an error came from: a micro-batch, the job's own code or Spark, a flush, idle work, an operation that was
 repeated, the copy to Kafka, a start that was refused."""
 
@@ -41,7 +41,7 @@ run for a minute since: it is started again and again. A good one counts as live
 _LATE: Final = timedelta(seconds=8)
 """A heartbeat comes every five seconds; a run without one for so long was probably silent when it was replaced."""
 
-SOURCES: Final[tuple[Source, ...]] = get_args(Source)
+SOURCES: Final[tuple[ErrorSource, ...]] = get_args(ErrorSource)
 
 
 def is_live(silence: timedelta | None) -> bool:
@@ -134,7 +134,7 @@ class JobError:
     :param epoch: of the run; 0 until it is written, as ``at``, by the database's clock, is ``None``.
     """
 
-    source: Source
+    source: ErrorSource
     error_class: str
     text: str | None = None
     sqlstate: str | None = None

@@ -10,7 +10,7 @@ APART: Final = 1.0
 """Seconds. `timeout` signals its program and then the group that this is in; others signal a group and each process."""
 
 
-class Requests:
+class StopRequests:
     """Counts the requests to end. Those that come within a second of one that counts are the same one.
 
     A signal handler may use it: it holds no lock.

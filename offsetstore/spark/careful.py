@@ -36,7 +36,7 @@ from offsetstore.protocol.letters import Letter, Payload
 from offsetstore.runtime.functions import without_frames
 from offsetstore.spark.function_errors import function_failed, is_over_limit
 from offsetstore.spark.kafka_columns import by_partition, headers_of, letters_frame, looked_up
-from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
@@ -150,7 +150,7 @@ class Careful(ComputedPart):
 
 @contextmanager
 def computed_carefully(
-    outputs: Outputs,
+    outputs: SparkOutputs,
     records: DataFrame,
     numbering: Numbering,
     *,
@@ -210,7 +210,7 @@ def computed_carefully(
 
 @contextmanager
 def computed_letters(
-    outputs: Outputs, spark: SparkSession, letters: Sequence[Letter], columns: Collection[str] | None
+    outputs: SparkOutputs, spark: SparkSession, letters: Sequence[Letter], columns: Collection[str] | None
 ) -> Generator[Careful]:
     """Compute the outputs of the letters' records, which are numbered in their order.
 
@@ -270,7 +270,7 @@ class _Computation:
     :param records: with the Kafka source's columns, and their numbers.
     """
 
-    outputs: Outputs
+    outputs: SparkOutputs
     records: DataFrame = field(repr=False)
     numbering: Numbering
 
@@ -357,7 +357,7 @@ def _without_rejects(table: pa.Table, rejected: dict[int, Rejected]) -> pa.Table
     return table.drop_columns([REJECT])
 
 
-def _ordered(outputs: Outputs, name: str, table: pa.Table, size: int) -> RowsByRecord:
+def _ordered(outputs: SparkOutputs, name: str, table: pa.Table, size: int) -> RowsByRecord:
     listed = _values(table, _NUMBER)
     if any(one > next_ for one, next_ in pairwise(listed)):
         table = table.take(_compute.sort_indices(table.column(_NUMBER)))

@@ -46,7 +46,7 @@ _CHUNK: Final = 1 << 20
 _log = logging.getLogger(__name__)
 
 
-class Rows:
+class CollectedRows:
     """Record batches of one schema that can be read again and again; those beyond `IN_MEMORY` bytes are in a file.
 
     :param schema: to which batches that Spark has made with another one are cast.
@@ -106,7 +106,7 @@ class Rows:
         return pa.ipc.read_record_batch(pa.py_buffer(found), self._schema)
 
 
-def collect(frame: DataFrame) -> Rows:
+def collect(frame: DataFrame) -> CollectedRows:
     """Run the DataFrame's job, and keep its rows, in Spark's order.
 
     :raises SinkError: the temporary file can't be written.
@@ -130,7 +130,7 @@ def collect(frame: DataFrame) -> Rows:
     return rows
 
 
-def collect_by_partition(frame: DataFrame) -> Rows:
+def collect_by_partition(frame: DataFrame) -> CollectedRows:
     """Compute the DataFrame's rows, and fetch them one of Spark's partitions after the other, in order.
 
     :raises SinkError: Spark can compute the rows, but could not at the first try, when executors were to keep them; or
@@ -160,7 +160,7 @@ def collect_by_partition(frame: DataFrame) -> Rows:
                 "spark.driver.maxResultSize.",
             ) from error
         with closing(_by_partition(parts, count)) as batches:
-            return Rows(arrow_schema(frame, as_collected=True), batches)
+            return CollectedRows(arrow_schema(frame, as_collected=True), batches)
     finally:
         parts.rdd.unpersist(False)  # noqa: FBT003 - Java
 
@@ -246,7 +246,7 @@ def on_driver(writer: Writer, frame: DataFrame, *, or_by_partition: bool = True)
     return OnDriver(writer, [collect_by_partition(frame)])
 
 
-def _received(schema: pa.Schema, port: Any, secret: Any) -> Rows:
+def _received(schema: pa.Schema, port: Any, secret: Any) -> CollectedRows:
     order: list[int] = []
 
     def batches(stream: Iterable[Any]) -> Iterator[pa.RecordBatch]:
@@ -258,7 +258,7 @@ def _received(schema: pa.Schema, port: Any, secret: Any) -> Rows:
 
     serializer: Any = ArrowCollectSerializer()
     with _connected(port, secret) as file:
-        rows = Rows(schema, batches(serializer.load_stream(file)))
+        rows = CollectedRows(schema, batches(serializer.load_stream(file)))
     rows.put_in_order(order)
     return rows
 

@@ -94,7 +94,7 @@ _DEEPEST: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class JavaError:
     """One of Java's errors.
 
     :param classes: its class, and the superclasses of that.
@@ -190,7 +190,7 @@ def is_of_java(error: BaseException) -> bool:
     return is_of_py4j and isinstance(error, OSError)
 
 
-def _shown(cause: Cause) -> str:
+def _shown(cause: JavaError) -> str:
     """Its name, with that of the error that a Python worker has raised."""
     name = cause.condition or cause.name
     inner = None if cause.traceback is None else raised(cause.traceback)
@@ -226,7 +226,7 @@ def has_lost_block(error: BaseException) -> bool:
     return any(one.condition == _LOST_BLOCK for one in causes(error))
 
 
-def causes(error: BaseException) -> list[Cause]:
+def causes(error: BaseException) -> list[JavaError]:
     """Java's error and its causes; none of an error that is not Java's."""
     thrown: Any = error
     java: Any = None
@@ -234,7 +234,7 @@ def causes(error: BaseException) -> list[Cause]:
         java = thrown.java_exception
     elif isinstance(error, CapturedException):
         java = thrown._origin  # noqa: SLF001 - there is no public way to it
-    found: list[Cause] = []
+    found: list[JavaError] = []
     while java is not None and len(found) < _DEEPEST:
         found.append(_cause(java))
         java = java.getCause()
@@ -254,7 +254,7 @@ def raised(told: str) -> str | None:
     return None if found is None else found[1]
 
 
-def _cause(java: Any) -> Cause:
+def _cause(java: Any) -> JavaError:
     condition = sqlstate = traceback = None
     text = java.getMessage() or ""
     kind, classes = java.getClass(), list[str]()
@@ -267,4 +267,4 @@ def _cause(java: Any) -> Cause:
         traceback = text
         with suppress(Py4JError):  # Spark 4.2 has what the worker told, without its own words
             traceback = java.getMessageParameters().get("traceback") or text
-    return Cause(tuple(classes), text, condition, sqlstate, traceback)
+    return JavaError(tuple(classes), text, condition, sqlstate, traceback)

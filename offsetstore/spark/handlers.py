@@ -27,11 +27,11 @@ from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_failed, as_lists, columns_of, schemas_of
 from offsetstore.processing.handling import (
+    CallOutcome,
     Figures,
     Handler,
     HandlerError,
     Handling,
-    Outcome,
     Record,
     described,
     outage_of_call,
@@ -295,7 +295,7 @@ class _Batch:
 
 
 def _with_outcomes(
-    batch: pa.RecordBatch, outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]
+    batch: pa.RecordBatch, outcomes: Sequence[CallOutcome], schemas: Mapping[str, pa.Schema]
 ) -> Iterator[pa.RecordBatch]:
     """The batch with the two columns; in parts, if Arrow can't hold its rows in one."""
     try:

@@ -20,7 +20,7 @@ from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
 from offsetstore.spark.function_errors import function_failed, is_out_of_range
 from offsetstore.spark.handlers import Handled
 from offsetstore.spark.kafka_columns import headers_of, within
-from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.plans import execution
 from offsetstore.spark.plans.lineage import is_deterministic
 from offsetstore.spark.plans.query import RunningQuery
@@ -47,7 +47,7 @@ class MicroBatch:
     query: RunningQuery
     ranges: dict[TopicPartition, OffsetRange]
     claim: Claim = field(repr=False)
-    outputs: Outputs = field(repr=False)
+    outputs: SparkOutputs = field(repr=False)
     or_by_partition: bool = True
     handled: Handled | None = None
 

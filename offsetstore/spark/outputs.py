@@ -27,12 +27,12 @@ from offsetstore.spark.rejects import rename, without_reject
 from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json
 from offsetstore.store.claim import Claim
 
-Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
+SparkTransform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
 
 _log = logging.getLogger(__name__)
 
 
-class Outputs(CheckedOutputs):
+class SparkOutputs(CheckedOutputs):
     """The transform and its writers; see `CheckedOutputs`.
 
     :param can_reject: whether ``transform`` may return ``_reject``; see `offsetstore.spark.rejects`. Each row
@@ -45,7 +45,7 @@ class Outputs(CheckedOutputs):
     def __init__(
         self,
         claim: Claim,
-        transform: Transform | Handler,
+        transform: SparkTransform | Handler,
         into: Writer | Mapping[str, Writer],
         *,
         can_reject: bool = False,

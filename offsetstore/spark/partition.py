@@ -23,7 +23,7 @@ from offsetstore.offsets import TopicPartition, count_offsets, describe
 from offsetstore.processing.blame import refusal_of
 from offsetstore.processing.handling import HandlerFailed
 from offsetstore.processing.letters import PART, Recovery
-from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, create_rows
+from offsetstore.processing.plan import BatchMetadata, DeliveryPlan, check_topics, create_rows
 from offsetstore.processing.policies import Whole, may_be_of_records
 from offsetstore.processing.unit import (
     UNNAMED,
@@ -41,12 +41,12 @@ from offsetstore.runtime.functions import without_frames
 from offsetstore.spark.collecting import LARGE
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
-from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
+from offsetstore.spark.executors.task import TaskEnding, TaskResult, Tasks
 from offsetstore.spark.function_errors import is_over_limit
 from offsetstore.spark.handlers import is_speculative
 from offsetstore.spark.kafka_columns import with_checked_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
-from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.scan import place
 from offsetstore.store.claim import Claim
@@ -73,7 +73,7 @@ class PerPartition:
     def __init__(
         self,
         claim: Claim,
-        outputs: Outputs,
+        outputs: SparkOutputs,
         metadata: BatchMetadata,
         threshold: int = TASK_THRESHOLD,
         recovery: Recovery | None = None,
@@ -127,7 +127,7 @@ class PerPartition:
     def _attempt(self, batch: MicroBatch, stored: Stored, number: int) -> Written | None:
         """Write what is not stored yet."""
         watch = Stopwatch()
-        plan = Plan.of(self._claim, batch.ranges)
+        plan = DeliveryPlan.of(self._claim, batch.ranges)
         if not plan.is_worth_computing(self._claim):
             commit(self._claim, Unit(plan.decisions, None))
             return stored.written(watch.seconds)
@@ -170,7 +170,7 @@ class PerPartition:
         If they can, the writer may have killed its worker, and would kill the driver.
         """
         try:
-            batch.rows(Plan.of(self._claim, batch.ranges).remaining())
+            batch.rows(DeliveryPlan.of(self._claim, batch.ranges).remaining())
         except Exception as error:
             if refusal_of(error, batch) is None:
                 raise
@@ -180,11 +180,16 @@ class PerPartition:
 
     def _write_in_halves(self, error: Exception, batch: MicroBatch, stored: Stored, watch: Stopwatch) -> Written | None:
         """Write what tasks have not, on the driver, up to the record that can't be computed."""
-        self._whole.write_in_halves(error, batch, Plan.of(self._claim, batch.ranges), stored, watch)
+        self._whole.write_in_halves(error, batch, DeliveryPlan.of(self._claim, batch.ranges), stored, watch)
         return stored.written(watch.seconds)
 
     def _write_refused(
-        self, refused: RowsRefused | HandlerFailed, batch: MicroBatch, plan: Plan, stored: Stored, watch: Stopwatch
+        self,
+        refused: RowsRefused | HandlerFailed,
+        batch: MicroBatch,
+        plan: DeliveryPlan,
+        stored: Stored,
+        watch: Stopwatch,
     ) -> None:
         """Write what was refused, on the driver, up to the refused record: all of it, or the partition of a task."""
         if isinstance(refused, HandlerFailed):
@@ -203,10 +208,10 @@ class PerPartition:
         self,
         batch: MicroBatch,
         stored: Stored,
-        plan: Plan,
+        plan: DeliveryPlan,
         attempt: int,
         texts: Mapping[TopicPartition, Text],
-    ) -> Sequence[Result]:
+    ) -> Sequence[TaskResult]:
         frame = self._rows(batch.part(plan.remaining()))
         keeps_kafka = self._outputs.uses_kafka(UNNAMED)
         if not keeps_kafka:
@@ -243,7 +248,9 @@ class PerPartition:
         self._note_stored(claim, plan, stored, done)
         return sorted(results, key=lambda result: result.topic_partition)
 
-    def _note_stored(self, claim: TaskClaim, plan: Plan, stored: Stored, done: Mapping[TopicPartition, int]) -> None:
+    def _note_stored(
+        self, claim: TaskClaim, plan: DeliveryPlan, stored: Stored, done: Mapping[TopicPartition, int]
+    ) -> None:
         """Do for the claim what tasks that have stored these partitions did for their copies of it.
 
         :param done: their rows.
@@ -256,7 +263,7 @@ class PerPartition:
             terms[tp].passed(range_)
         stored.add(ranges, {UNNAMED: sum(done.values())})
 
-    def _forget_stored(self, claim: TaskClaim, plan: Plan, stored: Stored) -> None:
+    def _forget_stored(self, claim: TaskClaim, plan: DeliveryPlan, stored: Stored) -> None:
         """Record what tasks have stored before the others were ended: the batch goes on. Their rows are not known."""
         rows, remaining = self._claim.offsets(), plan.remaining()
         done = [tp for tp, range_ in remaining.items() if tp in rows and rows[tp].next_offset >= range_.until]
@@ -286,7 +293,7 @@ def _with_seconds(later: Written | None, seconds: Mapping[str, float]) -> Writte
     return Written(later.rows, {one: seconds.get(one, 0.0) + later.seconds.get(one, 0.0) for one in phases})
 
 
-def _raise_failed(results: Sequence[Result]) -> Exception | None:
+def _raise_failed(results: Sequence[TaskResult]) -> Exception | None:
     """Raise the error of a failed task, if there is one; else return an error that a retry may solve.
 
     All tasks have ended by then, so nothing is still being written.

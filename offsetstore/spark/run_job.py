@@ -28,7 +28,7 @@ from offsetstore.errors import ExitCode, OffsetStoreError, exit_code
 from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, LettersWritten, PauseChanged, QueryStarted
 from offsetstore.runtime.functions import InterruptSignal, TermSignal
-from offsetstore.runtime.signals import Requests
+from offsetstore.runtime.signals import StopRequests
 from offsetstore.spark.function_errors import is_of_java, told_by_us, typed
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.query import parse_offsets
@@ -70,7 +70,7 @@ class Job:
     def __init__(self) -> None:
         self._is_running = False
         self._signal: int | None = None
-        self._requests = Requests()
+        self._requests = StopRequests()
         self._before: dict[int, Any] = {}
         self._quiet = ExitStack()
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.processing.handling import Handler
-from offsetstore.processing.runner import Settings
+from offsetstore.processing.runner import RunnerSettings
 from offsetstore.protocol.marking import check_marking
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
@@ -35,7 +35,7 @@ MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 
 
 @dataclass(frozen=True, slots=True)
-class SinkSettings(Settings):
+class SinkSettings(RunnerSettings):
     """The arguments that concern each other; see `TransactionalSink`."""
 
     atomicity: Atomicity = "batch"

@@ -47,7 +47,7 @@ from offsetstore.spark.function_errors import told_by_us, typed
 from offsetstore.spark.handlers import refuse_speculation
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.micro_batch import MicroBatch
-from offsetstore.spark.outputs import Outputs, Transform
+from offsetstore.spark.outputs import SparkOutputs, SparkTransform
 from offsetstore.spark.partition import TASK_THRESHOLD, PerPartition
 from offsetstore.spark.plans.admission import admit, check_connector
 from offsetstore.spark.plans.query import RunningQuery, SinkQuery, session_of_thread
@@ -55,7 +55,7 @@ from offsetstore.spark.settings import Atomicity, SinkSettings
 from offsetstore.spark.stateful import Stateful
 from offsetstore.store.claim import Claim
 
-__all__ = ["TransactionalSink", "Transform"]
+__all__ = ["SparkTransform", "TransactionalSink"]
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class TransactionalSink:
     def __init__(
         self,
         claim: Claim,
-        transform: Transform | Handler,
+        transform: SparkTransform | Handler,
         *,
         into: Writer | Mapping[str, Writer],
         atomicity: Atomicity = "batch",
@@ -158,7 +158,7 @@ class TransactionalSink:
         if is_remote():
             raise _connect_refused()
         self._claim = claim
-        self._outputs = Outputs(claim, transform, into, can_reject=dead_letters is not None, propagate=propagate)
+        self._outputs = SparkOutputs(claim, transform, into, can_reject=dead_letters is not None, propagate=propagate)
         self._settings = SinkSettings(metadata, marking, flush, tick, dead_letters, propagate, atomicity)
         self._settings.check(self._outputs.writers.values(), transform if isinstance(transform, Handler) else None)
         self._source = _Query()

@@ -17,7 +17,7 @@ from uuid import UUID
 from offsetstore.errors import FunctionFailed, OffsetGap, RowsRefused, UnsupportedQuery
 from offsetstore.offsets import TopicPartition, count_offsets, describe
 from offsetstore.processing.blame import raise_own, speaks_for_itself
-from offsetstore.processing.plan import BatchMetadata, Plan, commit_plan
+from offsetstore.processing.plan import BatchMetadata, DeliveryPlan, commit_plan
 from offsetstore.processing.policies import naming_record
 from offsetstore.processing.unit import BatchMark, PlanOutdated, Rows, Stopwatch, Stored, Unit, Written
 from offsetstore.protocol.metadata import Text
@@ -28,7 +28,7 @@ from offsetstore.spark.continuity import judge
 from offsetstore.spark.function_errors import is_of_function
 from offsetstore.spark.kafka_columns import with_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
-from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.plans.admission import admit_stateful
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.settings import MANAGER
@@ -49,7 +49,7 @@ class Stateful:
     def __init__(
         self,
         claim: Claim,
-        outputs: Outputs,
+        outputs: SparkOutputs,
         metadata: BatchMetadata,
         *,
         query: RunningQuery,
@@ -71,7 +71,7 @@ class Stateful:
 
     def _write(self, batch: MicroBatch) -> Written | None:
         watch, claim = Stopwatch(), self._claim
-        plan, query_id = Plan.of(claim, batch.ranges), UUID(batch.query.query_id)
+        plan, query_id = DeliveryPlan.of(claim, batch.ranges), UUID(batch.query.query_id)
         is_stale = any(row.token != claim.token for row in plan.stored.values())  # the transaction will refuse it
         outcome = None if is_stale else self._judge(batch, query_id, plan)
         watch.lap("plan")
@@ -94,7 +94,7 @@ class Stateful:
             raise PlanOutdated from gap
         return written if is_new else None
 
-    def _judge(self, batch: MicroBatch, query_id: UUID, plan: Plan) -> Outcome:
+    def _judge(self, batch: MicroBatch, query_id: UUID, plan: DeliveryPlan) -> Outcome:
         claim = self._claim
         mark = claim.read(lambda session: session.batch_mark(claim.group, query_id))
         at = batch.query.positions()
@@ -136,7 +136,7 @@ def among(failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
     return failed.among(batch.ranges, place, stored={}, next_step=failed.next_step)
 
 
-def _check_output_mode(execution: Any, outputs: Outputs) -> None:
+def _check_output_mode(execution: Any, outputs: SparkOutputs) -> None:
     if execution.outputMode().toString() != "Complete":
         return
     appended = sorted(str(writer) for writer in outputs.writers.values() if declares(writer, "appends"))

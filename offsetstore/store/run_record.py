@@ -38,7 +38,7 @@ from offsetstore.protocol.events import (
     Retried,
 )
 from offsetstore.protocol.job_state import JobState
-from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus, Source
+from offsetstore.protocol.runs import Ending, ErrorSource, JobError, NewRun, RunStatus
 from offsetstore.runtime.background import meanwhile
 from offsetstore.runtime.functions import dropped, without_frames
 from offsetstore.store.identity import name_prefix
@@ -116,7 +116,9 @@ class RunRecord:
                 self._state = self._state.entering("failed", time.monotonic())
                 self._note(error, "job")
 
-    def _note(self, error: BaseException, source: Source, batch: int | None = None, ranges: str | None = None) -> None:
+    def _note(
+        self, error: BaseException, source: ErrorSource, batch: int | None = None, ranges: str | None = None
+    ) -> None:
         self.add(replace(job_error(error, source), batch=batch, ranges=ranges))
 
     def add(self, error: JobError) -> None:
@@ -197,7 +199,7 @@ class RunRecord:
         )
 
 
-def job_error(error: BaseException, source: Source) -> JobError:
+def job_error(error: BaseException, source: ErrorSource) -> JobError:
     """What is kept of an error: of others than ours no text, which may quote the values of rows."""
     ours = error if isinstance(error, OffsetStoreError) else None
     sqlstate = getattr(error, "sqlstate", None) or getattr(error.__cause__, "sqlstate", None)

@@ -27,7 +27,7 @@ _END_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class OutputLine:
     """A line of a job's output. ``at`` is in seconds of the monotonic clock, which all processes of a machine share."""
 
     kind: str
@@ -41,13 +41,13 @@ def print_event(kind: str, **what: Any) -> None:
     print(f"{line}\n", end="", flush=True)  # noqa: T201 - this is the output; threads print, so it is one write
 
 
-def parse_event(line: str) -> Event | None:
+def parse_event(line: str) -> OutputLine | None:
     """Read the event in a line of a job's output, if there is one. A failpoint's line is the event ``reached``."""
     if line.startswith('{"job": '):
         found = json.loads(line)
-        return Event(found.pop("job"), found.pop("at"), found)
+        return OutputLine(found.pop("job"), found.pop("at"), found)
     if point := _FAILPOINT.search(line):
-        return Event("reached", time.monotonic(), {"point": point[1], "action": point[2], "pid": int(point[3])})
+        return OutputLine("reached", time.monotonic(), {"point": point[1], "action": point[2], "pid": int(point[3])})
     return None
 
 
@@ -92,7 +92,7 @@ class JobProcess:
     ) -> None:
         self.log = log
         log.touch()  # before a thread does: it may be read at once
-        self.events: list[Event] = []
+        self.events: list[OutputLine] = []
         self._changed = Condition()
         self._process = subprocess.Popen(  # noqa: S603 - our own jobs
             [sys.executable, *arguments],
@@ -147,7 +147,7 @@ class JobProcess:
         with self._changed:
             self._changed.wait_for(lambda: len(self.events) > seen, seconds)
 
-    def wait_for(self, kind: str, *, count: int = 1, since: int = 0, timeout: float = 60) -> Event:
+    def wait_for(self, kind: str, *, count: int = 1, since: int = 0, timeout: float = 60) -> OutputLine:
         """Wait for the ``count``th event of a kind from event ``since`` on.
 
         :param timeout: in seconds.

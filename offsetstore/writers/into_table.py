@@ -18,7 +18,7 @@ from offsetstore.writers.arrow.copying import driver_connection, find_misfits, l
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.table.catalogue import TableName, Target, check_rights, read_target
-from offsetstore.writers.table.conversions import Words
+from offsetstore.writers.table.conversions import RowMaker
 from offsetstore.writers.table.matching import Match, match_columns
 
 
@@ -28,7 +28,7 @@ class IntoTable(ABC):
     ``words`` are those in which an error tells how to convert a column; who makes the rows sets them.
     """
 
-    words: Words = "spark"
+    words: RowMaker = "spark"
 
     def __init__(self, table: str | Table) -> None:
         self.table = TableName.parse(table)

@@ -29,7 +29,7 @@ from offsetstore.errors import (
 from offsetstore.offsets import CommittedOffset, EpochPair, OffsetRange, Token, TopicPartition
 from offsetstore.operations.people import ask
 from offsetstore.operations.wording import in_words
-from offsetstore.processing.plan import BatchMetadata, Plan
+from offsetstore.processing.plan import BatchMetadata, DeliveryPlan
 from offsetstore.processing.unit import Unit, commit
 from offsetstore.protocol.letters import SEQUENCE_BYTES, LetterError, NewLetter, Payload
 from offsetstore.protocol.marking import Marking
@@ -270,9 +270,9 @@ class FleetContract(ContractParts):
         member = join()
         member.assign([P0])
         read = member.terms
-        plan = Plan.of(member, {P0: OffsetRange(0, 5)}, read)
+        plan = DeliveryPlan.of(member, {P0: OffsetRange(0, 5)}, read)
         member.assign([P0])
-        later = Plan.of(member, {P0: OffsetRange(0, 5)}, read)
+        later = DeliveryPlan.of(member, {P0: OffsetRange(0, 5)}, read)
 
         for one in (plan, later, later.at({P0: OffsetRange(0, 2)})):
             with pytest.raises(PartitionLost):

@@ -37,9 +37,9 @@ from offsetstore.protocol.letters import (
     Letter,
     LetterError,
     LetterKey,
+    LetterState,
     NewLetter,
     Payload,
-    State,
     digest,
 )
 from offsetstore.protocol.policy import StartPolicy
@@ -109,7 +109,7 @@ class LetterContract(ContractParts):
     def look(self, query: Callable[[Session], T]) -> T:
         return reading(self.store.database, query)
 
-    def states(self) -> dict[str, State]:
+    def states(self) -> dict[str, LetterState]:
         """Each letter's state, by record."""
         return {str(letter.key): letter.state for letter in self.letters.dead_letters(GROUP)}
 

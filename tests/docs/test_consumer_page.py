@@ -16,7 +16,7 @@ from offsetstore.cli.commands import cli
 from offsetstore.cli.consume import consume
 from offsetstore.cli.consume_process import FINAL
 from offsetstore.consumer.consumer import checked_settings
-from offsetstore.consumer.records import Record, batch_of
+from offsetstore.consumer.records import ConsumedRecord, batch_of
 from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import TopicPartition
@@ -40,7 +40,7 @@ def example(topic: str = "payments", *, blocks: int = 1) -> dict[str, Any]:
 def payments(*values: bytes | None) -> pa.RecordBatch:
     return batch_of(
         [
-            Record(TopicPartition("payments", 0), number, Payload(b"ada", value, (), 0, 0))
+            ConsumedRecord(TopicPartition("payments", 0), number, Payload(b"ada", value, (), 0, 0))
             for number, value in enumerate(values)
         ]
     )

@@ -17,7 +17,7 @@ import pytest
 import offsetstore
 from offsetstore import consumer, monitoring
 from offsetstore.processing.handled_rows import arrow_rows, columns_of, schema_of
-from offsetstore.processing.handling import Outcome, Record
+from offsetstore.processing.handling import CallOutcome, Record
 from offsetstore.writers.arrow.casts import find_cast
 from tests.support.type_pairs import COLUMNS
 
@@ -57,7 +57,7 @@ def test_the_table_of_a_schema_s_types_is_true(row: list[str]) -> None:
         schema = schema_of(f"a {text}")
         assert columns_of(schema) == columns_of(pa.schema([("a", kind)]))
         lists: Any
-        lists, [outcome] = arrow_rows([Outcome(Record("scores", 0, 0), ({"a": given},))], {"": schema})
+        lists, [outcome] = arrow_rows([CallOutcome(Record("scores", 0, 0), ({"a": given},))], {"": schema})
         assert outcome.error is None
         made = lists.field(0).flatten().field(0)
         for column in columns:

@@ -61,13 +61,13 @@ def test_the_example_without_spark_consumes_until_it_is_stopped(
     database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
     topic, servers = offsetstore_topic(3), offsetstore_kafka.bootstrap_servers
     (tmp_path / "billing_app.py").write_text(of_topic(1, "topics=[", topic))
-    admin.produce(servers, topic, [admin.Record(b"1.50", b"ada"), admin.Record(b"2.25", b"bob")])
+    admin.produce(servers, topic, [admin.NewRecord(b"1.50", b"ada"), admin.NewRecord(b"2.25", b"bob")])
     main = "from offsetstore.cli.main import main; main()"
     command = ["-c", main, "consume", "billing_app:consumer", "--processes", "2"]
     environment = {**os.environ, **addresses(database, servers)}
     with JobProcess(command, tmp_path / "log", environment=environment, cwd=tmp_path) as job:
         wait_until(lambda: landed(job, database, 2), timeout=SECONDS)
-        admin.produce(servers, topic, [admin.Record(b"3.00", b"cleo")])
+        admin.produce(servers, topic, [admin.NewRecord(b"3.00", b"cleo")])
         wait_until(lambda: landed(job, database, 3), timeout=SECONDS)
         os.kill(job.pid, signal.SIGTERM)
         assert end_of(job) == 0, job.end_of_log
@@ -89,7 +89,7 @@ def test_the_example_lands_what_kafka_has_and_a_record_that_cant_be_computed_end
     """Spark computes the record in a task, which Java and Python log with all of their stacks."""
     database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
     topic, servers = offsetstore_topic(1), offsetstore_kafka.bootstrap_servers
-    admin.produce(servers, topic, [admin.Record(b"1.50", b"ada"), admin.Record(b"2.25", b"bob")])
+    admin.produce(servers, topic, [admin.NewRecord(b"1.50", b"ada"), admin.NewRecord(b"2.25", b"bob")])
     (script := tmp_path / "job.py").write_text(of_topic(0, '"subscribe": ', topic), encoding="utf-8")
     environment = {
         **addresses(database, servers),
@@ -98,7 +98,7 @@ def test_the_example_lands_what_kafka_has_and_a_record_that_cant_be_computed_end
     }
     with JobProcess([script], tmp_path / "log", environment=environment, cwd=README.parent) as job:
         wait_until(lambda: landed(job, database, 2), timeout=SECONDS)
-        admin.produce(servers, topic, [admin.Record(b"3.00", b"cleo"), admin.Record(b"a lot", b"dan")])
+        admin.produce(servers, topic, [admin.NewRecord(b"3.00", b"cleo"), admin.NewRecord(b"a lot", b"dan")])
         assert end_of(job) == 5, job.end_of_log
 
     rows = database.rows("SELECT payer, amount::text FROM payments ORDER BY payer")

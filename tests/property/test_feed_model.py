@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from offsetstore import Flush, TopicPartition
 from offsetstore.consumer import Filter, Throttle
 from offsetstore.consumer.feed import Feed
-from offsetstore.consumer.records import Record
+from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.protocol.letters import Payload
 from offsetstore.store.term import Term
 
@@ -20,11 +20,11 @@ sizes = st.one_of(st.integers(0, 30), st.integers(0, 30), st.integers(0, 500))
 polls = st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), sizes), max_size=25), max_size=12)
 
 
-def record(tp: TopicPartition, offset: int, size: int) -> Record:
-    return Record(tp, offset, Payload(b"k" * (size // 4), b"v" * (size - size // 4), (), 0, 0))
+def record(tp: TopicPartition, offset: int, size: int) -> ConsumedRecord:
+    return ConsumedRecord(tp, offset, Payload(b"k" * (size // 4), b"v" * (size - size // 4), (), 0, 0))
 
 
-def size_of(one: Record) -> int:
+def size_of(one: ConsumedRecord) -> int:
     return len(one.payload.key or b"") + len(one.payload.value or b"")
 
 
@@ -39,7 +39,7 @@ def test_a_flush_has_at_most_the_limit_and_one_record_and_none_is_left(
     feed.begin(dict.fromkeys(PARTITIONS, 0), {tp: Term() for tp in PARTITIONS})
     reached, stored = dict.fromkeys(PARTITIONS, 0), dict.fromkeys(PARTITIONS, 0)
     given_, delivered = list[tuple[TopicPartition, int]](), list[tuple[TopicPartition, int]]()
-    logs: dict[TopicPartition, list[Record]] = {tp: [] for tp in PARTITIONS}
+    logs: dict[TopicPartition, list[ConsumedRecord]] = {tp: [] for tp in PARTITIONS}
     position = dict.fromkeys(PARTITIONS, 0)
     waits = dict.fromkeys(PARTITIONS, 0)
 

@@ -12,7 +12,7 @@ from offsetstore import Flush, Record, TopicPartition
 from offsetstore.consumer import Context, Filter, Kept, Throttle
 from offsetstore.consumer import feed as feed_module
 from offsetstore.consumer.feed import Feed
-from offsetstore.consumer.records import Record as PolledRecord
+from offsetstore.consumer.records import ConsumedRecord as PolledRecord
 from offsetstore.protocol.letters import Payload
 from offsetstore.store.term import Term
 

@@ -15,25 +15,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from offsetstore.errors import BrokerUnavailable, OffsetStoreError, OutboxUncertain, RelayFenced
 from offsetstore.protocol.outbox import (
     LOOKS,
-    Ask,
-    Check,
+    AskForMark,
+    CheckToken,
     Fence,
     Fetch,
-    Look,
+    KafkaMark,
     Mark,
     OutboxRow,
-    Pause,
     Peek,
-    Position,
     Probe,
     Read,
-    Record,
+    ReadRows,
     Refusal,
     Rest,
     Send,
     Standing,
     Step,
     Take,
+    WaitForMark,
+    WriteBatch,
     relaying,
 )
 from offsetstore.protocol.refusals import Topics
@@ -132,28 +132,28 @@ class World:
             case Take():
                 self.token = relay.token
                 relay.has_taken = True
-            case Check():
+            case CheckToken():
                 self.expect(relay)
             case Fence():
                 self.kafka.producer += 1
                 relay.producer = self.kafka.producer
-            case Ask():
+            case AskForMark():
                 if self.kafka.mark is not None and self.kafka.forgets:
                     self.kafka.forgets -= 1
-                    return Position("cluster", None)
-                return Position("cluster", *(self.kafka.mark or (None, None)))
+                    return KafkaMark("cluster", None)
+                return KafkaMark("cluster", *(self.kafka.mark or (None, None)))
             case Read():
                 self.expect(relay)
                 return self.standing
             case Fetch(ids=ids):
                 return self.rows(ids)
-            case Look(most=most, without=without, only=only, but=but):
+            case ReadRows(most=most, without=without, only=only, but=but):
                 if relay.ahead is not None and relay.ahead[:2] == (without, but) and only is None:
                     return relay.ahead[2][:most]
                 return self.look(most, without, but, only or "")
             case Probe(topics=topics):
                 return {topic: "no topic" for topic in topics if topic in self.kafka.missing}
-            case Record() as step:
+            case WriteBatch() as step:
                 self.expect(relay)
                 self.record(step)
             case Send(mark=mark, rows=rows, kafka=kafka):
@@ -162,7 +162,7 @@ class World:
                 return self.send(relay, mark, rows)
             case Rest():
                 return renew
-            case Pause():
+            case WaitForMark():
                 pass
         return None
 
@@ -170,7 +170,7 @@ class World:
         if self.token != relay.token:
             raise RelayFenced("another relay has taken over")
 
-    def record(self, step: Record) -> None:
+    def record(self, step: WriteBatch) -> None:
         if step.cluster_id is None and not self.visible.keys() >= {*step.ids}:
             raise BrokerUnavailable("rows were taken out of the outbox")
         cluster = step.cluster_id or self.standing.cluster_id

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 
-from offsetstore.spark.sink import Transform
+from offsetstore.spark.sink import SparkTransform
 
 _SECONDS = 120
 
@@ -18,7 +18,7 @@ class Gate:
     The sink is then between planning and locking: no transaction is open.
     """
 
-    def __init__(self, transform: Transform) -> None:
+    def __init__(self, transform: SparkTransform) -> None:
         self._transform = transform
         self._reached = threading.Event()
         self._open = threading.Event()

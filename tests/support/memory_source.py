@@ -22,7 +22,7 @@ from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.offsets import count_offsets
 from offsetstore.processing.blame import find_failing
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.runner import Runner, Settings, Taken
+from offsetstore.processing.runner import Runner, RunnerSettings, Taken
 from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges
 from offsetstore.protocol.letters import Headers, Letter, Payload, digest, rejected
 from offsetstore.protocol.ports import Writer
@@ -226,7 +226,7 @@ class MemorySource:
         self,
         claim: Claim,
         writer: Writer,
-        settings: Settings,
+        settings: RunnerSettings,
         log: Mapping[TopicPartition, Sequence[bytes]],
         while_working: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
@@ -281,10 +281,10 @@ class MemorySource:
             pass
 
 
-SETTINGS: Mapping[str, Callable[[], Settings]] = {
-    "letters": lambda: Settings(dead_letters=DeadLetters(max_retries=1, topic="payments-dlq")),
-    "flush": lambda: Settings(flush=Flush(rows=1000)),
-    "replay": lambda: Settings(dead_letters=DeadLetters()),
+SETTINGS: Mapping[str, Callable[[], RunnerSettings]] = {
+    "letters": lambda: RunnerSettings(dead_letters=DeadLetters(max_retries=1, topic="payments-dlq")),
+    "flush": lambda: RunnerSettings(flush=Flush(rows=1000)),
+    "replay": lambda: RunnerSettings(dead_letters=DeadLetters()),
 }
 
 

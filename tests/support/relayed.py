@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from offsetstore import Relay
 from offsetstore.errors import BrokerError, BrokerUnavailable, TopicMissing
 from offsetstore.kafka.outlet import ProducerEnded
-from offsetstore.protocol.outbox import Mark, OutboxRow, Position, Refusal
+from offsetstore.protocol.outbox import KafkaMark, Mark, OutboxRow, Refusal
 from offsetstore.runtime import failpoints
 from tests.support.background import in_background
 
@@ -61,12 +61,12 @@ class FakeOutlet:
     def __init__(self, kafka: FakeKafka) -> None:
         self._kafka = kafka
 
-    def position(self, *, is_fenced: bool) -> Position:  # noqa: ARG002 - as the other has it
+    def position(self, *, is_fenced: bool) -> KafkaMark:  # noqa: ARG002 - as the other has it
         """Tell the mark."""
         if self._kafka.is_away:
             raise BrokerUnavailable("no answer from Kafka")
         mark = self._kafka.mark
-        return Position("the cluster", None) if mark is None else Position("the cluster", mark.number, mark.word)
+        return KafkaMark("the cluster", None) if mark is None else KafkaMark("the cluster", mark.number, mark.word)
 
     def fence(self) -> None:
         """Be the only producer that may commit."""

@@ -24,7 +24,7 @@ from offsetstore.errors import BrokerRefused
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.protocol.ports import Writer
-from offsetstore.spark.sink import Transform
+from offsetstore.spark.sink import SparkTransform
 from tests.support.postgres import Database
 from tests.support.transforms import EVENTS
 
@@ -100,13 +100,13 @@ class World:
     def produce(self, topic: str, values: Iterable[str | bytes | None], *, partition: int = 0) -> None:
         """Append records without a key to one partition, in order."""
         records = [
-            admin.Record(value.encode() if isinstance(value, str) else value, None, partition) for value in values
+            admin.NewRecord(value.encode() if isinstance(value, str) else value, None, partition) for value in values
         ]
         admin.produce(self.kafka.bootstrap_servers, topic, records, settings=_QUICKLY)
 
     def produce_keyed(self, topic: str, records: Iterable[tuple[str, str]], *, partition: int = 0) -> None:
         """Append records with a key to one partition, in order."""
-        made = [admin.Record(value.encode(), key.encode(), partition) for key, value in records]
+        made = [admin.NewRecord(value.encode(), key.encode(), partition) for key, value in records]
         admin.produce(self.kafka.bootstrap_servers, topic, made, settings=_QUICKLY)
 
     def produce_whole(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, Any, int]]) -> None:
@@ -170,7 +170,7 @@ class World:
     def run(
         self,
         claim: Claim,
-        transform: Transform | Handler,
+        transform: SparkTransform | Handler,
         into: Writer | Mapping[str, Writer],
         *,
         stream: DataFrame | None = None,
@@ -193,7 +193,7 @@ class World:
     def run_to_failure(
         self,
         claim: Claim,
-        transform: Transform | Handler,
+        transform: SparkTransform | Handler,
         into: Writer | Mapping[str, Writer],
         *,
         stream: DataFrame | None = None,
@@ -213,7 +213,7 @@ class World:
     def _start(  # noqa: PLR0917 - what `run` was given
         self,
         claim: Claim,
-        transform: Transform | Handler,
+        transform: SparkTransform | Handler,
         into: Writer | Mapping[str, Writer],
         stream: DataFrame | None,
         checkpoint: str | None,

@@ -19,7 +19,7 @@ from offsetstore.protocol.letters import CAUSES, Cause, LetterKey
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.text import parse_duration, parse_time
 
-Decision: TypeAlias = Operation[Any]
+AnyOperation: TypeAlias = Operation[Any]
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _YES: Final = "yes"
@@ -84,7 +84,7 @@ def settled(name: str, given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def read(name: str, given: Mapping[str, str], answers: Answers) -> Decision:
+def read(name: str, given: Mapping[str, str], answers: Answers) -> AnyOperation:
     """Read a decision from its fields; see `settled`.
 
     :raises Invalid: naming the field.
@@ -117,7 +117,7 @@ def read(name: str, given: Mapping[str, str], answers: Answers) -> Decision:
             raise KeyError(name)
 
 
-def premise(decision: Decision, plan: Plan) -> str:
+def premise(decision: AnyOperation, plan: Plan) -> str:
     """The digest that the plan must still have when it is carried out.
 
     It is empty for a replay that is not forced, which loses nothing: letters of the error that come meanwhile are

@@ -46,7 +46,7 @@ _LOUD: Final = ("asyncio", "uvicorn.error")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DashboardSettings:
     """Where to listen, and who may see the pages.
 
     :param port: 0 for any free one.
@@ -151,12 +151,12 @@ class DashboardServer:
         self,
         store: OffsetStore,
         broker: BrokerOverview,
-        settings: Settings | None = None,
+        settings: DashboardSettings | None = None,
         *,
         kafka_groups: Mapping[str, str] | None = None,
         actions: Deciding | None = None,
     ) -> None:
-        self._settings = settings or Settings()
+        self._settings = settings or DashboardSettings()
         self._snapshots = Snapshots(store, broker, kafka_groups=kafka_groups)
         app = make_application(Dashboard(store, self._snapshots, self._settings.access, actions))
         config = uvicorn.Config(
@@ -221,7 +221,7 @@ class DashboardServer:
         self.close()
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(settings: DashboardSettings) -> socket.socket:
     address = settings.host, settings.port
     with listening("the dashboard", *address):
         listener = socket.create_server(address, family=family(settings.host))

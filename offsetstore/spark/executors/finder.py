@@ -51,14 +51,14 @@ class MetadataFinder:
 
 
 @dataclass
-class _Found:
+class _TaskReads:
     """What the current task has read: a function may be called for each of a million rows."""
 
     task: int | None = None
     values: dict[object, object] = field(default_factory=dict[object, object])
 
 
-_found: Final = _Found()
+_found: Final = _TaskReads()
 
 
 def metadata_finder(claim: Claim) -> MetadataFinder:

@@ -58,7 +58,7 @@ class TaskEnding(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TaskResult:
     """How the task of one partition ended. ``error`` is pickled; `why` loads it."""
 
     topic_partition: TopicPartition
@@ -104,12 +104,12 @@ class Tasks:
     keeps_kafka: bool = True
     metadata: Mapping[TopicPartition, Text] = field(default_factory=dict[TopicPartition, "Text"])
 
-    def __call__(self, number: int, batches: Iterable[pa.RecordBatch | None]) -> Result:
+    def __call__(self, number: int, batches: Iterable[pa.RecordBatch | None]) -> TaskResult:
         """Run a task; for `Parts.run`."""
         failpoints.follow(self.failpoint)
         return self.perform(number, batches)
 
-    def perform(self, number: int, batches: Iterable[pa.RecordBatch | None]) -> Result:
+    def perform(self, number: int, batches: Iterable[pa.RecordBatch | None]) -> TaskResult:
         """Write the rows of one partition, with its offset.
 
         :raises InputCutOff: rows are missing; nothing was written.
@@ -121,13 +121,13 @@ class Tasks:
         except InputCutOff:
             raise  # the executor reads no result
         except PlanOutdated as outdated:
-            return Result(tp, TaskEnding.SKIPPED if outdated.is_stored else TaskEnding.OUTDATED)
+            return TaskResult(tp, TaskEnding.SKIPPED if outdated.is_stored else TaskEnding.OUTDATED)
         except Exception as error:  # noqa: BLE001 - the driver raises it
             ending = TaskEnding.AGAIN if may_pass(error) else TaskEnding.FAILED
             why = _pickled(cast("Exception", stripped(error)), tp)
             without_frames(error)  # the worker lives on
-            return Result(tp, ending, error=why)
-        return Result(tp, ending, rows.count if ending is TaskEnding.WRITTEN else 0)
+            return TaskResult(tp, ending, error=why)
+        return TaskResult(tp, ending, rows.count if ending is TaskEnding.WRITTEN else 0)
 
     def _write(self, tp: TopicPartition, decision: Decision, rows: _Rows) -> TaskEnding:
         # Open no transaction before the first row: a filter may run for long, and drop all rows.
@@ -237,7 +237,7 @@ class _Rows:
 
 
 def _pickled(error: Exception, tp: TopicPartition) -> bytes:
-    """Pickle the error for `Result.why`; its cause is lost with that."""
+    """Pickle the error for `TaskResult.why`; its cause is lost with that."""
     raised = as_raised(error)
     try:
         if isinstance(error, OffsetStoreError):

@@ -19,8 +19,8 @@ from offsetstore.protocol.letters import (
     Letter,
     LetterError,
     LetterKey,
+    LetterState,
     NewLetter,
-    State,
     writable,
 )
 from offsetstore.testing.memory.rows import MemoryTransaction
@@ -144,7 +144,9 @@ class LetterMemory(MemoryTransaction):
         """See `InMemoryOffsetStore`."""
         return self._letters(group)
 
-    def decide_letters(self, group: str, keys: Collection[LetterKey] | None, state: State, *, forced: bool) -> None:
+    def decide_letters(
+        self, group: str, keys: Collection[LetterKey] | None, state: LetterState, *, forced: bool
+    ) -> None:
         """See `InMemoryOffsetStore`."""
         chosen = self._letters(group, OPEN) if keys is None else self._known(group, keys)
         if keys is None and state == "requested":
@@ -209,13 +211,13 @@ class LetterMemory(MemoryTransaction):
                 found.setdefault(letter.sequence, letter.offset)
         return found
 
-    def _letters(self, group: str, states: Collection[State] = STATES) -> list[Letter]:
+    def _letters(self, group: str, states: Collection[LetterState] = STATES) -> list[Letter]:
         """The group's letters in these states, in the order in which they are locked."""
         found = [one for (name, *_), one in self.table(LETTERS).items() if name == group and one.state in states]
         return sorted(found, key=lambda one: one.key)
 
     def _within(
-        self, group: str, states: Collection[State], ranges: Mapping[TopicPartition, OffsetRange]
+        self, group: str, states: Collection[LetterState], ranges: Mapping[TopicPartition, OffsetRange]
     ) -> list[Letter]:
         """Those in the ranges, of the topics that there are now."""
         rows = self.rows(group)
@@ -240,7 +242,7 @@ class LetterMemory(MemoryTransaction):
         self,
         group: str,
         letters: Iterable[Letter],
-        states: Collection[State],
+        states: Collection[LetterState],
         change: Callable[[Letter], Letter | None] = lambda letter: letter,
         **decided: Any,
     ) -> int:

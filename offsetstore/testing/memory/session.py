@@ -52,7 +52,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberRow:
     """One row of ``group_members``."""
 
     fleet_id: UUID
@@ -362,15 +362,15 @@ class MemorySession(LetterMemory):
         with self.statement():
             self.lock(_MEMBERS, group, member_id)
             now = self._clock()
-            before: Member | None = self.get(_MEMBERS, group, member_id)
+            before: MemberRow | None = self.get(_MEMBERS, group, member_id)
             joined_at = now if before is None else before.joined_at
-            self.put(_MEMBERS, (group, member_id), Member(fleet.claim_id, owner, joined_at, now))
+            self.put(_MEMBERS, (group, member_id), MemberRow(fleet.claim_id, owner, joined_at, now))
 
     def trim_members(self, group: str, fleet_id: UUID) -> None:
         with self.statement():
             old = self._clock() - timedelta(days=1)
             for name, member_id in sorted(self.table(_MEMBERS)):
-                row: Member = self.get(_MEMBERS, name, member_id)
+                row: MemberRow = self.get(_MEMBERS, name, member_id)
                 is_old = name == group and (row.fleet_id != fleet_id or row.beat_at < old)
                 if is_old and self.is_free(_MEMBERS, group, member_id):
                     self.drop_member(group, member_id)
@@ -379,7 +379,7 @@ class MemorySession(LetterMemory):
         with self.statement():
             has_group = self._group(group)
             self.lock(_MEMBERS, group, member_id)
-            row: Member | None = self.get(_MEMBERS, group, member_id)
+            row: MemberRow | None = self.get(_MEMBERS, group, member_id)
             if row is None or has_group is None or has_group.token != fleet or row.fleet_id != fleet.claim_id:
                 return False
             self.put(_MEMBERS, (group, member_id), replace(row, beat_at=self._clock()))
@@ -401,8 +401,8 @@ class MemorySession(LetterMemory):
             ]
             return sorted(found, key=lambda member: (member.joined_at, member.member_id))
 
-    def _members(self, group: str, fleet_id: UUID) -> dict[UUID, Member]:
-        rows: dict[tuple[str, UUID], Member] = self.table(_MEMBERS)
+    def _members(self, group: str, fleet_id: UUID) -> dict[UUID, MemberRow]:
+        rows: dict[tuple[str, UUID], MemberRow] = self.table(_MEMBERS)
         return {one: row for (name, one), row in rows.items() if name == group and row.fleet_id == fleet_id}
 
     # -- the outbox, which no relay reads

@@ -24,7 +24,7 @@ from offsetstore.writers.arrow.values import (
     NUL,
     OUT_OF_RANGE,
     UUID_TYPE,
-    Check,
+    ValueCheck,
     cast_values,
     changed_rows,
     finer_than,
@@ -85,8 +85,8 @@ class Cast:
 
     arrow: pa.DataType
     binary: bool = True
-    before: tuple[Check, ...] = ()
-    after: tuple[Check, ...] = ()
+    before: tuple[ValueCheck, ...] = ()
+    after: tuple[ValueCheck, ...] = ()
     make: Callable[[pa.Array[Any]], pa.Array[Any]] | None = None
 
     def convert(self, array: pa.Array[Any]) -> pa.Array[Any]:

@@ -15,7 +15,7 @@ from pgpq import schema as pgpq_schema
 from offsetstore.errors import RowsRefused
 from offsetstore.postgres.errors import VALUE_ERRORS
 from offsetstore.writers.arrow.kinds import plain_values
-from offsetstore.writers.arrow.misfits import Rows
+from offsetstore.writers.arrow.misfits import FittingRows
 from offsetstore.writers.arrow.values import NO_FIT, UUID_TYPE, Unfit, has_type, uuid_objects
 from offsetstore.writers.table.catalogue import TableName
 from offsetstore.writers.table.matching import Match
@@ -90,11 +90,11 @@ class Encoding:
         found: dict[int, _Refusal] = {}
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             chunk = batch.slice(start, CHUNK_ROWS)
-            found |= self._search(Rows(_columns(chunk), start, chunk.num_rows), encoders)
+            found |= self._search(FittingRows(_columns(chunk), start, chunk.num_rows), encoders)
         errors = {refusal: self._refused(*refusal) for refusal in found.values()}
         return {row: errors[refusal] for row, refusal in found.items()}
 
-    def _search(self, rows: Rows, encoders: Iterable[_Encoder]) -> dict[int, _Refusal]:
+    def _search(self, rows: FittingRows, encoders: Iterable[_Encoder]) -> dict[int, _Refusal]:
         """Convert all columns, then encode them: the first that refuses a row says why, as if it were alone."""
         found: dict[int, _Refusal] = {}
         with suppress(pa.ArrowInvalid, pa.ArrowCapacityError):  # what can only be converted apart is left as it is

@@ -18,7 +18,7 @@ from offsetstore.errors import RowsRefused
 from offsetstore.protocol.ports import Writer
 
 Array: TypeAlias = "pa.Array[Any]"
-Attempt: TypeAlias = "Callable[[Array], Array | str]"
+Convert: TypeAlias = "Callable[[Array], Array | str]"
 Suspects: TypeAlias = "Callable[[Array], Collection[int]]"
 
 
@@ -54,7 +54,7 @@ def finds_misfits(writer: Writer) -> TypeGuard[MisfitsWriter]:
     return isinstance(writer, MisfitsWriter) and goes_with_write(writer, "misfits")
 
 
-class Rows:
+class FittingRows:
     """The rows of a batch that nothing has refused yet.
 
     :param first: the number of the first row.
@@ -64,7 +64,7 @@ class Rows:
         self.columns = list(columns)
         self._numbers = list(range(first, first + count))
 
-    def convert(self, column: int, attempt: Attempt, suspects: Suspects) -> dict[int, str]:
+    def convert(self, column: int, attempt: Convert, suspects: Suspects) -> dict[int, str]:
         """Convert a column, and leave out the rows whose value is refused.
 
         Returns why they are, by their numbers; the rest is as in `converted`.
@@ -78,7 +78,7 @@ class Rows:
         return numbered
 
 
-def converted(array: Array, attempt: Attempt, suspects: Suspects) -> tuple[Array, dict[int, str]]:
+def converted(array: Array, attempt: Convert, suspects: Suspects) -> tuple[Array, dict[int, str]]:
     """Convert the rows that can be converted; return them without the others, and why each of those is refused.
 
     :param attempt: converts an array, or says why it is refused.
@@ -98,7 +98,7 @@ def converted(array: Array, attempt: Attempt, suspects: Suspects) -> tuple[Array
     return made, refused
 
 
-def _narrow(array: Array, start: int, length: int, attempt: Attempt) -> Iterator[tuple[int, Array | str]]:
+def _narrow(array: Array, start: int, length: int, attempt: Convert) -> Iterator[tuple[int, Array | str]]:
     """Try a part, and its quarters if it is refused: where one row of ten is, that takes fewer attempts than halves."""
     made = attempt(array.slice(start, length))
     if length == 1 or not isinstance(made, str):

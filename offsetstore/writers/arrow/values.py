@@ -93,7 +93,7 @@ def value_type(kind: pa.DataType) -> pa.DataType:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ValueCheck:
     """What is refused of the values that an Arrow type can hold.
 
     :param reason: what such a value is; goes into the error's text.
@@ -116,12 +116,12 @@ class Check:
         return set(cast("list[int]", self.find(array).to_pylist()))
 
 
-def of_values(reason: str, mask: _Mask) -> Check:
+def of_values(reason: str, mask: _Mask) -> ValueCheck:
     """Make a check of single values, which may be in lists, structs and maps.
 
     :param mask: tells which are refused; ``None`` if it finds none, or checks other types.
     """
-    return Check(reason, partial(_find, mask=mask))
+    return ValueCheck(reason, partial(_find, mask=mask))
 
 
 def _find(array: pa.Array[Any], mask: _Mask) -> pa.Array[Any]:
@@ -237,7 +237,7 @@ def _ranges(bound: str) -> tuple[str, str]:
     return f"(?i:{one})", rf"(?i:\{{\s*({one}(\s*,\s*{one})*)?\s*\}})"
 
 
-def _range_checks(name: str, bound: str, example: str) -> dict[str, tuple[Check, ...]]:
+def _range_checks(name: str, bound: str, example: str) -> dict[str, tuple[ValueCheck, ...]]:
     kinds = zip([f"{name}range", f"{name}multirange"], _ranges(bound), strict=True)
     reason = f"a range with another bound than {example}, infinity or none"
     return {kind: (NUL, of_values(reason, partial(_unlike, pattern=pattern))) for kind, pattern in kinds}
@@ -272,7 +272,7 @@ LOSSY_TEXTS: Final = {
 """By type, the texts that PostgreSQL reads by other settings, or without a part of them: a date, a zone, a digit."""
 
 
-def longer_than(length: int) -> Check:
+def longer_than(length: int) -> ValueCheck:
     """Texts with more characters; PostgreSQL refuses them too, unless the excess is all blanks, which it cuts."""
     return of_values("a text that is too long", partial(_longer, length=length))
 
@@ -281,7 +281,7 @@ def _longer(array: pa.Array[Any], length: int) -> pa.Array[Any] | None:
     return _KERNELS.greater(_KERNELS.utf8_length(array), length) if is_string(array.type) else None
 
 
-def finer_than(scale: int) -> Check:
+def finer_than(scale: int) -> ValueCheck:
     """Decimals that PostgreSQL would round to this scale."""
     return of_values(NO_FIT, partial(_finer, scale=scale))
 
@@ -294,7 +294,7 @@ def _finer(array: pa.Array[Any], scale: int) -> pa.Array[Any] | None:
     return _KERNELS.not_equal(cut.cast(kind), array)
 
 
-def too_large(digits: int) -> Check:
+def too_large(digits: int) -> ValueCheck:
     """Decimals with more digits before the point; PostgreSQL refuses them too.
 
     :param digits: negative if there must be zeros after the point.
@@ -311,7 +311,7 @@ def _too_large(array: pa.Array[Any], digits: int) -> pa.Array[Any] | None:
     return _KERNELS.greater_equal(_KERNELS.abs(array), pa.scalar(Decimal(1).scaleb(digits), kind))
 
 
-def off_step(step: int) -> Check:
+def off_step(step: int) -> ValueCheck:
     """Times, already in microseconds, that are not multiples of ``step``; PostgreSQL rounds them."""
     return of_values("a time with more fractional digits than the column keeps", partial(_off_step, step=step))
 
@@ -387,7 +387,7 @@ def _hollow(array: pa.Array[Any]) -> pa.Array[Any] | None:
     return _KERNELS.equal(_KERNELS.fill_null(_KERNELS.list_value_length(array), 0), 0)
 
 
-HOLLOW: Final = Check("an array with a NULL or empty inner array", _find_hollow)
+HOLLOW: Final = ValueCheck("an array with a NULL or empty inner array", _find_hollow)
 """For lists of lists: PostgreSQL makes ``{}`` of ``{{}}``."""
 
 
@@ -399,7 +399,7 @@ def _hex_digits(array: pa.Array[Any]) -> pa.Array[Any]:
     return _KERNELS.replace_substring(array.cast(pa.string()), "-", "")
 
 
-NOT_A_UUID: Final = Check("a text that is not a UUID", _find_non_uuids)
+NOT_A_UUID: Final = ValueCheck("a text that is not a UUID", _find_non_uuids)
 """For strings."""
 
 

@@ -1,7 +1,7 @@
 """What to do about a column whose type does not fit: an expression for the transform, or another type in the table.
 
 A test computes each expression, and compares what PostgreSQL then holds; docs/types.md lists Spark's. Who makes the
-rows decides in which `Words` it is told.
+rows decides in which `RowMaker` it is told.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from offsetstore.writers.arrow.values import has_type, is_binary, is_list, is_st
 from offsetstore.writers.table.arrow_conversions import arrow_expressions
 from offsetstore.writers.table.catalogue import Column, numeric_precision, numeric_scale
 
-Words: TypeAlias = Literal["spark", "pyarrow", "schema"]
+RowMaker: TypeAlias = Literal["spark", "pyarrow", "schema"]
 """What makes rows: Spark's transform, a consumer's, or a handler with a schema."""
 
 _MOST_DIGITS = 38  # of Spark's decimals
@@ -107,7 +107,7 @@ class Conversion:
     column: str
     expressions: tuple[str, ...]
     instead: str
-    words: Words = "spark"
+    words: RowMaker = "spark"
 
     def __str__(self) -> str:
         if not self.expressions:
@@ -123,7 +123,7 @@ class Conversion:
         return f"Convert it in the transform{', by its unit' if others else ''}; in Spark: {made}."
 
 
-def conversion(name: str, source: pa.DataType, column: Column, words: Words = "spark") -> Conversion:
+def conversion(name: str, source: pa.DataType, column: Column, words: RowMaker = "spark") -> Conversion:
     """Find the next step for a column that `find_cast` knows no cast for, and that has a plain type."""
     source = plain(source) or source
     if words == "spark":

@@ -13,7 +13,7 @@ from offsetstore.protocol.letters import REJECT
 from offsetstore.writers.arrow.casts import Cast, find_cast, lossless_type
 from offsetstore.writers.arrow.kinds import plain, replacement, unknown
 from offsetstore.writers.table.catalogue import Column, TableName
-from offsetstore.writers.table.conversions import Words, conversion
+from offsetstore.writers.table.conversions import RowMaker, conversion
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Mismatch:
 
 
 def match_columns(
-    schema: pa.Schema, columns: Mapping[str, Column], table: TableName, words: Words = "spark"
+    schema: pa.Schema, columns: Mapping[str, Column], table: TableName, words: RowMaker = "spark"
 ) -> list[Match]:
     """Match the rows' columns, in their order, with the table's.
 
@@ -92,7 +92,7 @@ def match_columns(
 
 
 def _match(
-    name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatch: _Mismatch, words: Words
+    name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatch: _Mismatch, words: RowMaker
 ) -> Match | None:
     column = columns.get(name)
     if column is None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from offsetstore.testing.job_process import Event
+from offsetstore.testing.job_process import OutputLine
 from tests.faults.chaos.harness.calls import Call, Worked, wrong
 from tests.faults.chaos.harness.errors import Report
 from tests.faults.chaos.harness.expected import Stretch, stretches
@@ -61,24 +61,24 @@ def look(stored: int, *letters: int, replayed: tuple[int, ...] = (), failures: t
     return replace(found, **of)
 
 
-def check(tables: Tables, *looks: Look, events: tuple[Event, ...] = (), bad: tuple[Entry, ...] = ()) -> list[str]:
+def check(tables: Tables, *looks: Look, events: tuple[OutputLine, ...] = (), bad: tuple[Entry, ...] = ()) -> list[str]:
     ledger = Ledger("", random.Random(1))  # noqa: S311 - not asked
     ledger.records["payments", 0, 0] = ENTRIES
     ledger.bad["payments", 0, 0] = {entry.offset: Bad(entry, b"key", entry.value) for entry in bad}
-    told = [Told("billing", "batch", [Event("claimed", 0.0, {"claim_id": MINE}), *events])]
+    told = [Told("billing", "batch", [OutputLine("claimed", 0.0, {"claim_id": MINE}), *events])]
     return Verifier(ledger, cast("Database", tables), looks, told, {"reset"}).verify()
 
 
-def begun(until: int) -> Event:
-    return Event("begun", 1.0, {"ranges": {"payments-0": [0, until]}})
+def begun(until: int) -> OutputLine:
+    return OutputLine("begun", 1.0, {"ranges": {"payments-0": [0, until]}})
 
 
-def done(until: int) -> Event:
-    return Event("done", 0.5, {"ranges": {"payments-0": [0, until]}})
+def done(until: int) -> OutputLine:
+    return OutputLine("done", 0.5, {"ranges": {"payments-0": [0, until]}})
 
 
-def failed(class_name: str, **stored: Any) -> Event:
-    return Event("failed", 2.0, {"class_name": class_name, **stored})
+def failed(class_name: str, **stored: Any) -> OutputLine:
+    return OutputLine("failed", 2.0, {"class_name": class_name, **stored})
 
 
 RESET = Decision(2, "billing", "payments", 0, "reset", 8, 6)
@@ -227,9 +227,9 @@ AGAIN = [*CALLS, call(3, 1.8, task=6, pid=11)]
 LATER = [call(offset, 3.1 + offset, epoch=2, pid=12, task=0) for offset in (2, 3)]
 
 
-def batch(begin: int, until: int, *, begun: float, done: float | None = None) -> list[Event]:
+def batch(begin: int, until: int, *, begun: float, done: float | None = None) -> list[OutputLine]:
     ranges = {"ranges": {"payments-0": (begin, until)}}
-    return [Event("begun", begun, ranges), *([] if done is None else [Event("done", done, ranges)])]
+    return [OutputLine("begun", begun, ranges), *([] if done is None else [OutputLine("done", done, ranges)])]
 
 
 WHOLE = Worked(1, batch(0, 4, begun=0.9, done=2.0))

@@ -140,7 +140,7 @@ def scene(
 
 
 def produce(servers: str, topic: str) -> None:
-    records = [admin.Record(b"a", key, 0) for key in (None, b"dropped")]
+    records = [admin.NewRecord(b"a", key, 0) for key in (None, b"dropped")]
     admin.produce(servers, topic, records)
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from offsetstore import Broker, Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli.commands import cli
-from offsetstore.kafka.admin import Record, produce
+from offsetstore.kafka.admin import NewRecord, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 
@@ -96,7 +96,7 @@ def servers(offsetstore_kafka: KafkaBroker) -> str:
 def payments(offsetstore_topic: NewTopic, servers: str) -> str:
     """A topic of three partitions, ten records in each."""
     topic = offsetstore_topic(3)
-    produce(servers, topic, [Record(b"x", partition=i % 3) for i in range(30)])
+    produce(servers, topic, [NewRecord(b"x", partition=i % 3) for i in range(30)])
     return topic
 
 

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer
 
 from offsetstore import TopicPartition
 from offsetstore.kafka.acls import Acl, job_acls
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset
 from offsetstore.testing.fixtures import NewTopic
@@ -65,7 +65,7 @@ class Commands:
 def commands(run: Run, authorized: Authorized, tmp_path: Path) -> Commands:
     topic, group = f"payments-{uuid4().hex[:8]}", f"billing {uuid4().hex[:8]}"
     create_topic(authorized.kafka.bootstrap_servers, topic)
-    produce(authorized.kafka.bootstrap_servers, topic, [Record(b"x")])
+    produce(authorized.kafka.bootstrap_servers, topic, [NewRecord(b"x")])
     return Commands(run, authorized, tmp_path, topic, group)
 
 

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from offsetstore import Broker, OffsetStore, TopicPartition
-from offsetstore.kafka.admin import Record, produce
+from offsetstore.kafka.admin import NewRecord, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.testing.fixtures import NewTopic
@@ -32,7 +32,7 @@ def topic(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> str:
     """Ten records in each of two partitions."""
     name = offsetstore_topic(2)
     old = int((time.time() - 3600) * 1000)
-    records = (Record(b"x", partition=number % 2, timestamp_ms=old + number) for number in range(20))
+    records = (NewRecord(b"x", partition=number % 2, timestamp_ms=old + number) for number in range(20))
     produce(offsetstore_kafka.bootstrap_servers, name, records)
     return name
 

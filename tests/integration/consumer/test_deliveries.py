@@ -38,8 +38,8 @@ from offsetstore import (
 )
 from offsetstore.consumer.delivery import Polled, PolledRecords
 from offsetstore.consumer.handled import HandledRecords, computed_letters
-from offsetstore.consumer.outputs import Outputs, Transform
-from offsetstore.consumer.records import Record
+from offsetstore.consumer.outputs import ArrowTransform, ConsumerOutputs
+from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.errors import (
     ColumnMismatch,
     CommitUnknown,
@@ -58,8 +58,8 @@ from offsetstore.errors import (
 )
 from offsetstore.postgres.letters import read_headers
 from offsetstore.processing import handling
-from offsetstore.processing.put_back import Requests
-from offsetstore.processing.runner import Runner, Settings, Taken
+from offsetstore.processing.put_back import ReplayRequests
+from offsetstore.processing.runner import Runner, RunnerSettings, Taken
 from offsetstore.protocol.events import BatchEnded, CommitResolved, HandlerCalled, IdleWorkFailed
 from offsetstore.protocol.letters import Headers, Payload
 from offsetstore.protocol.ports import Writer
@@ -128,13 +128,13 @@ class Polling:
     def __init__(
         self,
         member: Member,
-        transform: Transform | Handler = parse,
+        transform: ArrowTransform | Handler = parse,
         into: Writer | Mapping[str, Writer] | None = None,
         **settings: Any,
     ) -> None:
         self.member = member
-        self.outputs = Outputs(transform, into or Append("results"), settings.get("propagate", ()))
-        self.runner = Runner(member, self, Settings(**settings))
+        self.outputs = ConsumerOutputs(transform, into or Append("results"), settings.get("propagate", ()))
+        self.runner = Runner(member, self, RunnerSettings(**settings))
         self.runner.begin()
         self.number = 0
 
@@ -148,7 +148,10 @@ class Polling:
         polled = {
             tp: Polled(
                 OffsetRange(begin, begin + len(given) + beyond),
-                [Record(tp, begin + n, Payload(b"k", one.encode(), headers, 0, 0)) for n, one in enumerate(given)],
+                [
+                    ConsumedRecord(tp, begin + n, Payload(b"k", one.encode(), headers, 0, 0))
+                    for n, one in enumerate(given)
+                ],
                 self.member.terms.get(tp) or Term(),
             )
             for tp, given in values.items()
@@ -166,7 +169,7 @@ class Polling:
 
     def replay(self, **given: Any) -> None:
         """Replay the letters that are requested, as the consumer does between two flushes."""
-        requests = Requests(self.member, DeadLetters())
+        requests = ReplayRequests(self.member, DeadLetters())
         requests.compute = partial(computed_letters, self.outputs, self.member, **given)
         requests.look(lambda: None)
 
@@ -183,7 +186,7 @@ class Polling:
 class Polls(Protocol):
     def __call__(
         self,
-        transform: Transform | Handler = parse,
+        transform: ArrowTransform | Handler = parse,
         into: Writer | Mapping[str, Writer] | None = None,
         **settings: Any,
     ) -> Polling: ...
@@ -466,7 +469,7 @@ async def leaving_handler(record: handling.Record) -> tuple[int]:
     return (leaving((record.value or b"").decode()),)
 
 
-def functions() -> dict[str, tuple[Transform | Handler, Writer]]:
+def functions() -> dict[str, tuple[ArrowTransform | Handler, Writer]]:
     """The transform and the writer with a function of the user's that calls `leaving`, by the name of that."""
     table = Append("results")
     return {
@@ -782,7 +785,7 @@ def test_each_type_of_arrow_is_stored_by_value(polls: Polls, query: Query) -> No
     def make(_: pa.RecordBatch) -> pa.RecordBatch:
         return arrow_types.batch().slice(0, 1)
 
-    transforms: list[Transform | Handler] = [handler, make]
+    transforms: list[ArrowTransform | Handler] = [handler, make]
     for number, transform in enumerate(transforms):
         polling = polls(transform, Append("kinds"))
         polling.write(polling.polled({P0: ["1"]}, begin=number))

@@ -24,7 +24,7 @@ import pytest
 
 from offsetstore import Append, Broker, DeadLetters, Flush, Handler, OffsetStore, Retries, Tick, TopicPartition, Work
 from offsetstore.consumer import Consumer
-from offsetstore.consumer.records import Record
+from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.processing import handling
 from tests.integration.conftest import Query
@@ -153,7 +153,7 @@ def test_nothing_is_left_of_letters_refused_rows_and_outages(
     silent: str,
     transform: Callable[[], Any],
 ) -> None:
-    had = {kind: alive(kind) for kind in (Record, confluent_kafka.Consumer, TracebackType, FrameType)}
+    had = {kind: alive(kind) for kind in (ConsumedRecord, confluent_kafka.Consumer, TracebackType, FrameType)}
     others = threads()  # that other tests have left
     tasks = len([*Path("/proc/self/task").iterdir()])
     query("CREATE TABLE results (record bigint CONSTRAINT unlucky CHECK (record <> 13))")
@@ -205,7 +205,9 @@ def test_nothing_is_left_of_letters_refused_rows_and_outages(
             turn(number)
             mine = threads() - others
             assert all(count == 1 for name, count in mine.items() if name != "offsetstore-kafka-end")
-        wait_until(lambda: alive(Record) <= had[Record] + 6)  # of the last flush, in the frame of a thread that waits
+        wait_until(
+            lambda: alive(ConsumedRecord) <= had[ConsumedRecord] + 6
+        )  # of the last flush, in the frame of a thread that waits
         wait_until(lambda: alive(confluent_kafka.Consumer) <= had[confluent_kafka.Consumer] + 1)
         wait_until(lambda: "offsetstore-kafka-end" not in threads() - others)
         wait_until(lambda: alive(TracebackType) <= had[TracebackType] + 10)  # of an error that is being handled

@@ -9,7 +9,7 @@ import pytest
 
 from offsetstore import LetterError, OffsetRange, OffsetStore
 from offsetstore.monitoring.dashboard.context import Deciding
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.postgres.grants import grant_runtime
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import StaticBroker
@@ -49,7 +49,7 @@ def test_who_reads_plans_and_who_may_decide_writes(
     store: OffsetStore, reader: OffsetStore, decider: OffsetStore, broker: StaticBroker
 ) -> None:
     with (
-        DashboardServer(reader, broker, Settings(port=0), actions=Deciding(decider, broker)) as server,
+        DashboardServer(reader, broker, DashboardSettings(port=0), actions=Deciding(decider, broker)) as server,
         httpx.Client(base_url=server.url, timeout=30) as client,
     ):
         server.snapshots.take()
@@ -87,7 +87,7 @@ def test_a_role_that_may_not_decide_is_refused_by_the_database(
     query(f"INSERT INTO outbox (consumer_group, topic) VALUES ('{GROUP}', 'events')")
     before = store.history(GROUP), store.offsets(GROUP), store.letter(GROUP, P0, 2)
     with (
-        DashboardServer(reader, broker, Settings(port=0), actions=Deciding(reader, broker)) as server,
+        DashboardServer(reader, broker, DashboardSettings(port=0), actions=Deciding(reader, broker)) as server,
         httpx.Client(base_url=server.url, timeout=30) as client,
     ):
         server.snapshots.take()

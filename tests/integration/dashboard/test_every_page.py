@@ -12,7 +12,7 @@ import pytest
 from offsetstore import OffsetStore
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.monitoring.dashboard.context import Deciding
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.testing.fixtures import copy_database
 from tests.support import furnished
 from tests.support.browser import Pages, Scheme, axe
@@ -48,7 +48,7 @@ def url(offsetstore_postgres: PostgresServer, offsetstore_template: str) -> Iter
     database = copy_database(offsetstore_postgres, f"pages_{uuid4().hex[:12]}", template=offsetstore_template)
     with OffsetStore.connect(database) as store:
         furnished.furnish(store, kafka)
-        with DashboardServer(store, kafka, Settings(port=0), actions=Deciding(store, kafka)) as server:
+        with DashboardServer(store, kafka, DashboardSettings(port=0), actions=Deciding(store, kafka)) as server:
             server.snapshots.take()
             yield server.url
 
@@ -97,7 +97,7 @@ def test_a_page_that_there_is_not_can_be_left(url: str, pages: Pages) -> None:
 def test_one_signs_in_and_out_by_keyboard(offsetstore_database: str, pages: Pages) -> None:
     with (
         OffsetStore.connect(offsetstore_database) as store,
-        DashboardServer(store, furnished.broker(), Settings(port=0, token="t0ken-" * 6)) as server,
+        DashboardServer(store, furnished.broker(), DashboardSettings(port=0, token="t0ken-" * 6)) as server,
     ):
         page = pages.open(f"{server.url}store", width=360, scheme="dark")
         assert axe(page) == []

@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 from offsetstore import OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.context import SPANS, Deciding
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.monitoring.dashboard.views import history
 from offsetstore.operations.letters import MOST
 from offsetstore.operations.samples import RINGS
@@ -172,7 +172,7 @@ def test_pages_read_a_bounded_number_of_rows_by_an_index_with_as_many_statements
         ),
     ]
     with (
-        DashboardServer(reader, broker, Settings(port=0), actions=Deciding(reader, broker)) as server,
+        DashboardServer(reader, broker, DashboardSettings(port=0), actions=Deciding(reader, broker)) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
         client.get("/login")  # answered once the first snapshot is there

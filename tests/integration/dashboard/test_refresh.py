@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 from offsetstore import LetterError, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.monitoring.dashboard import snapshots
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.operations.group_state import Lag
 from offsetstore.operations.samples import RINGS
 from offsetstore.protocol.letters import NewLetter, Payload
@@ -45,7 +45,7 @@ def broker() -> StaticBroker:
 @pytest.fixture
 def server(store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[DashboardServer]:
     monkeypatch.setattr(snapshots, "INTERVAL", 0.2)
-    with DashboardServer(store, broker, Settings(port=0)) as server:
+    with DashboardServer(store, broker, DashboardSettings(port=0)) as server:
         yield server
 
 

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from offsetstore.errors import BrokerRefused, ConfigurationError, TopicMissing
 from offsetstore.kafka import Broker
-from offsetstore.kafka.admin import Record, delete_records, produce
+from offsetstore.kafka.admin import NewRecord, delete_records, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
 from offsetstore.protocol.snapshot import LogEnds
@@ -39,7 +39,7 @@ def test_a_view_holds_ids_log_ends_and_what_is_committed_with_its_metadata(
 ) -> None:
     topic, other, servers = offsetstore_topic(3), offsetstore_topic(1), offsetstore_kafka.bootstrap_servers
     noon = 1_700_000_000_000
-    produce(servers, topic, [Record(b"x", partition=n % 2, timestamp_ms=noon + 10 * n) for n in range(10)])
+    produce(servers, topic, [NewRecord(b"x", partition=n % 2, timestamp_ms=noon + 10 * n) for n in range(10)])
     delete_records(servers, topic, {1: 2})
     view = broker.view(offsetstore_group, [topic], timestamp_ms=noon + 35)
     assert view.cluster_id
@@ -68,7 +68,7 @@ def test_an_open_transaction_is_below_the_end_unless_the_job_reads_committed_rec
     broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
 ) -> None:
     topic, group, servers = offsetstore_topic(1), offsetstore_group, offsetstore_kafka.bootstrap_servers
-    produce(servers, topic, [Record(b"x")] * 2)
+    produce(servers, topic, [NewRecord(b"x")] * 2)
     writer = Producer({"bootstrap.servers": servers, "transactional.id": group, "log_level": 0})
     writer.init_transactions(30)
     writer.begin_transaction()

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from offsetstore import Broker, OffsetStore, TopicPartition, errors, resolve_starting_offsets
-from offsetstore.kafka.admin import Record, produce
+from offsetstore.kafka.admin import NewRecord, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.protocol.stamp import MAX_BYTES, Stamp, digest
 from offsetstore.testing.fixtures import NewTopic
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 def topic(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> str:
     """Two partitions with fifty records each."""
     name = offsetstore_topic(2)
-    produce(offsetstore_kafka.bootstrap_servers, name, [Record(b"x", partition=i % 2) for i in range(100)])
+    produce(offsetstore_kafka.bootstrap_servers, name, [NewRecord(b"x", partition=i % 2) for i in range(100)])
     return name
 
 

@@ -10,7 +10,7 @@ import pytest
 from offsetstore import OffsetStore, Relay
 from offsetstore.errors import BrokerRefused
 from offsetstore.kafka import admin
-from offsetstore.kafka.acls import Acl, Operation, Resource, relay_acls
+from offsetstore.kafka.acls import Acl, AclOperation, Resource, relay_acls
 from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.protocol.events import OutboxBlocked
 from offsetstore.protocol.observers import Observers
@@ -39,7 +39,7 @@ def test_missing_permissions_are_refused_one_by_one_and_an_overview_tells_them_b
     servers, broker, p0 = authorized.kafka.bootstrap_servers, authorized.broker(), TopicPartition("allowed", 0)
     for topic in ("allowed", "secret"):
         admin.create_topic(servers, topic)
-    admin.produce(servers, "allowed", [admin.Record(b"x", timestamp_ms=5)])
+    admin.produce(servers, "allowed", [admin.NewRecord(b"x", timestamp_ms=5)])
 
     def view() -> str:
         return refusal(lambda: broker.view("viewers", ["allowed"]))
@@ -47,7 +47,7 @@ def test_missing_permissions_are_refused_one_by_one_and_an_overview_tells_them_b
     def commit() -> str:
         return refusal(lambda: broker.commit("viewers", {p0: CommittedOffset(1)}))
 
-    def allow(operation: Operation, kind: Resource, name: str) -> None:
+    def allow(operation: AclOperation, kind: Resource, name: str) -> None:
         authorized.allow(Acl(JOB, kind, name, operation))
 
     assert re.search(r"describing allowed; found TOPIC_AUTHORIZATION_FAILED.*DESCRIBE the topic", view())

@@ -29,7 +29,7 @@ from offsetstore.kafka.outlet import ProducerEnded
 from offsetstore.postgres.grants import grant_relay
 from offsetstore.postgres.outbox import Reader
 from offsetstore.protocol.events import OutboxBlocked, OutboxWaits
-from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, OutboxRow, Read, Record, Take
+from offsetstore.protocol.outbox import CheckToken, Mark, OutboxRecord, OutboxRow, Read, Take, WriteBatch
 from offsetstore.runtime import failpoints
 from offsetstore.testing import InMemoryOffsetStore
 from tests.integration.conftest import Query
@@ -82,9 +82,9 @@ def test_a_relay_that_another_one_has_replaced_reads_and_records_nothing(place: 
     before = place.query("SELECT * FROM outbox_relays")
 
     for step in (
-        lambda: stale._do(Check()),
+        lambda: stale._do(CheckToken()),
         lambda: stale._do(Read()),
-        lambda: stale._do(Record(Mark(1, "a word"), done=(1,))),
+        lambda: stale._do(WriteBatch(Mark(1, "a word"), done=(1,))),
     ):
         with pytest.raises(RelayFenced):
             step()
@@ -171,7 +171,7 @@ def test_a_row_that_is_set_aside_while_it_is_about_to_be_sent_is_not_in_kafka_an
 ) -> None:
     record, taken = Relay._record, list[int]()
 
-    def take_first(relay: Relay, step: Record) -> None:
+    def take_first(relay: Relay, step: WriteBatch) -> None:
         if step.ids and not taken:
             taken.extend(step.ids[:1])
             assert place.store.set_aside("billing", taken, reason="ticket 19").executed
@@ -272,7 +272,7 @@ def test_a_record_of_its_own_whose_outcome_is_not_known_is_waited_for(place: Pla
     relay._do(Take())
     with psycopg.connect(place.url) as open_:
         open_.execute("UPDATE outbox_relays SET batch = 7")
-        checked = in_background(lambda: relay._do(Check()))
+        checked = in_background(lambda: relay._do(CheckToken()))
         wait_until(lambda: place.query("SELECT 1 FROM pg_locks WHERE NOT granted"))
         assert not checked.done()
         open_.commit()
@@ -321,7 +321,7 @@ def test_what_is_being_recorded_is_waited_for_before_it_begins_anew(
     slow, failed, checked = Event(), Event(), Event()
     record, check = Relay._record, Relay._check
 
-    def record_late(relay: Relay, step: Record) -> None:
+    def record_late(relay: Relay, step: WriteBatch) -> None:
         assert step.mark.number != 2 or slow.wait(60)
         record(relay, step)
 
@@ -359,9 +359,9 @@ def test_rows_that_are_still_being_deleted_are_not_looked_for_again(place: Place
 def test_what_is_recorded_instead_of_a_refused_batch_waits_for_that_batch_s_record(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, at_once, most = Relay._record, list[Record](), list[int]()
+    record, at_once, most = Relay._record, list[WriteBatch](), list[int]()
 
-    def watched(relay: Relay, step: Record) -> None:
+    def watched(relay: Relay, step: WriteBatch) -> None:
         at_once.append(step)
         most.append(len(at_once))
         threading.Event().wait(0.2)

@@ -13,7 +13,7 @@ import pytest
 
 from offsetstore import Broker, Claim, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import ForeignStore, LogTruncated, StoreMoved, StoreRewound
-from offsetstore.kafka.admin import Record, produce
+from offsetstore.kafka.admin import NewRecord, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.offsets import CommittedOffset
@@ -34,7 +34,7 @@ TOO_LONG = "x" * 5000  # for Kafka, so that only the stamp is there
 def p0(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> TopicPartition:
     """The partition of a topic, with fifty records."""
     topic = offsetstore_topic(1)
-    produce(offsetstore_kafka.bootstrap_servers, topic, [Record(b"x", partition=0)] * 50)
+    produce(offsetstore_kafka.bootstrap_servers, topic, [NewRecord(b"x", partition=0)] * 50)
     return TopicPartition(topic, 0)
 
 
@@ -173,13 +173,13 @@ def test_logs_that_older_copies_replaced_are_told_by_their_leader_epochs_when_th
     broker = Broker({"bootstrap.servers": kafka.bootstrap_servers}, timeout=30)
     with OffsetStore.connect(url) as store, closing(broker):
         for tp in partitions:
-            produce(kafka.bootstrap_servers, tp.topic, [Record(b"x", partition=0)] * 50)
+            produce(kafka.bootstrap_servers, tp.topic, [NewRecord(b"x", partition=0)] * 50)
         kafka.stop()
         for tp in (stopped, running):
             shutil.copytree(logs / str(tp), tmp_path / str(tp))
         kafka.start()
         for tp in partitions:
-            produce(kafka.bootstrap_servers, tp.topic, [Record(b"y", partition=0)] * 50)
+            produce(kafka.bootstrap_servers, tp.topic, [NewRecord(b"y", partition=0)] * 50)
         for tp in (stopped, whole):
             with store.claim(tp.topic, broker, topics=[tp.topic]) as claim:
                 process(store, claim, tp, 100)
@@ -193,7 +193,7 @@ def test_logs_that_older_copies_replaced_are_told_by_their_leader_epochs_when_th
                 shutil.copytree(tmp_path / str(tp), logs / str(tp))
             kafka.start()
             for tp in partitions:
-                produce(kafka.bootstrap_servers, tp.topic, [Record(b"z", partition=0)] * 100)
+                produce(kafka.bootstrap_servers, tp.topic, [NewRecord(b"z", partition=0)] * 100)
 
             wait_until(lambda: store.offsets(running.topic)[running].suspect is not None, timeout=120)
             # It may be looked at before the log has grown past the stored offset.

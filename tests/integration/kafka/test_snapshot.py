@@ -13,7 +13,7 @@ import pytest
 
 from offsetstore.errors import TopicMissing
 from offsetstore.kafka import Broker
-from offsetstore.kafka.admin import Record, create_topic, delete_records, delete_topic, produce
+from offsetstore.kafka.admin import NewRecord, create_topic, delete_records, delete_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.protocol.ports import BrokerOverview
@@ -27,7 +27,7 @@ def test_topics_and_groups_are_told_at_once_and_a_deleted_topic_spoils_none(
 ) -> None:
     topic, other, gone = offsetstore_topic(2), offsetstore_topic(1), offsetstore_topic(1)
     servers = offsetstore_kafka.bootstrap_servers
-    produce(servers, topic, [Record(b"x", partition=number % 2) for number in range(10)])
+    produce(servers, topic, [NewRecord(b"x", partition=number % 2) for number in range(10)])
     delete_records(servers, topic, {1: 2})
     broker.commit(offsetstore_group, {TopicPartition(topic, 0): CommittedOffset(3, "note")})
     former_id = broker.topic_ids([gone])[gone]
@@ -62,7 +62,9 @@ def test_each_partition_is_searched_with_a_time_of_its_own_and_single_records_ar
     monkeypatch.setattr("offsetstore.kafka.overview._READ_SECONDS", 60.0)
     topic, noon = offsetstore_topic(2), 1_700_000_000_000
     p0, p1 = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    records = [Record(b"x", partition=tp.partition, timestamp_ms=noon + 10 * at) for at in range(4) for tp in (p0, p1)]
+    records = [
+        NewRecord(b"x", partition=tp.partition, timestamp_ms=noon + 10 * at) for at in range(4) for tp in (p0, p1)
+    ]
     produce(offsetstore_kafka.bootstrap_servers, topic, records)
     found = {(p0, noon + 15): FoundRecord(2, noon + 20), (p0, noon): FoundRecord(0, noon), (p1, noon + 31): None}
     assert broker.first_records([*found, (TopicPartition(f"{topic}x", 0), 0)]) == found

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from pyspark.sql import SparkSession
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable
-from offsetstore.kafka.admin import Record, create_partitions, create_topic, delete_records, delete_topic, produce
+from offsetstore.kafka.admin import NewRecord, create_partitions, create_topic, delete_records, delete_topic, produce
 from offsetstore.local import cache_directory
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.spark.class_archive import archive_of
@@ -47,7 +47,7 @@ def test_records_survive_sigkill_on_the_same_ports(tmp_path: Path) -> None:
         assert pid is not None
         assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C does not reach it
         create_topic(servers, "t")
-        produce(servers, "t", [Record(b"1"), Record(b"2")])
+        produce(servers, "t", [NewRecord(b"1"), NewRecord(b"2")])
         broker.kill()
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -109,12 +109,12 @@ def test_topics_are_made_filled_cut_grown_and_deleted(
     servers, topic = offsetstore_kafka.bootstrap_servers, offsetstore_topic(1)
     with pytest.raises(BrokerRefused, match=f"creating topic {topic}"):
         create_topic(servers, topic)
-    assert produce(servers, topic, (Record(b"%d" % number, key=b"k") for number in range(1000))) == 1000
+    assert produce(servers, topic, (NewRecord(b"%d" % number, key=b"k") for number in range(1000))) == 1000
     assert watermarks(offsetstore_kafka, topic) == (0, 1000)
     delete_records(servers, topic, {0: 400})
     assert watermarks(offsetstore_kafka, topic) == (400, 1000)
     create_partitions(servers, topic, total=2)
-    produce(servers, topic, [Record(b"x", partition=1)])
+    produce(servers, topic, [NewRecord(b"x", partition=1)])
     assert watermarks(offsetstore_kafka, topic, 1) == (0, 1)
     delete_topic(servers, topic)
     create_topic(servers, topic)

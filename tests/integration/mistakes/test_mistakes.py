@@ -28,7 +28,7 @@ from click.testing import CliRunner
 
 from offsetstore import OffsetStore
 from offsetstore.cli.commands import cli
-from offsetstore.cli.consume_process import Run, Told, Watched, run_told
+from offsetstore.cli.consume_process import ConsumerProcess, Told, Watched, run_told
 from offsetstore.kafka import admin
 from offsetstore.local.free_ports import free_port
 from offsetstore.local.kafka.server import KafkaBroker
@@ -198,7 +198,7 @@ def on_kafka(
 
 
 def produce(mistake: Edited, names: Names) -> None:
-    records = [admin.Record(value, b"ada") for value in mistake.records]
+    records = [admin.NewRecord(value, b"ada") for value in mistake.records]
     admin.produce(os.environ["OFFSETSTORE_BOOTSTRAP_SERVERS"], names.in_("{topic}"), records)
 
 
@@ -222,7 +222,7 @@ def consume(mistake: Consuming, names: Names, printed: Printed) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # README leaves its store to the end of the process
             told = Told(mistake.function, 0, 1, is_static=False, has_metrics=False)
-            end = run_told(told, Run(told, reports, watched := Watched(page)), watched)
+            end = run_told(told, ConsumerProcess(told, reports, watched := Watched(page)), watched)
             gc.collect()
         check(mistake, names, end.code, printed())
     page.close()

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, StoreUnavailable
 from offsetstore.monitoring import exporter as exporter_module
-from offsetstore.monitoring.exporter import Exporter, Gauge, Page
+from offsetstore.monitoring.exporter import Exporter, Exposition, Gauge
 from offsetstore.monitoring.web import Server, serving_text
 from offsetstore.protocol.snapshot import KafkaSnapshot, LogEnds, TopicSnapshot
 from offsetstore.store.claim import ClaimRequest
@@ -197,14 +197,14 @@ def test_an_offset_beyond_the_end_and_evidence_of_loss_have_series_of_their_own_
 
 
 def test_values_and_labels_are_written_as_prometheus_reads_them() -> None:
-    page, plain, labelled = Page(), Gauge("a", "One."), Gauge("b", "Two.", ("x", "y"))
+    page, plain, labelled = Exposition(), Gauge("a", "One."), Gauge("b", "Two.", ("x", "y"))
     page.add(labelled, 2**53, ODD, "größe")
     page.add(plain, 0.1)
     page.add(labelled, -1.5e-7, "", "\\n")
     page.add(labelled, None, "left", "out")
     assert samples(page.text()) == {("a",): 0.1, ("b", ODD, "größe"): 2**53, ("b", "", "\\n"): -1.5e-7}
     assert page.text().count(b"# TYPE b gauge\n") == 1
-    assert Page().text() == b""
+    assert Exposition().text() == b""
 
 
 @pytest.mark.behaviour("OPS-5", "OPS-7")

@@ -86,7 +86,7 @@ def test_an_offset_that_a_smaller_topic_no_longer_has_is_stored_all_the_same(sto
 
 def test_kafka_is_not_asked_about_a_group_without_offsets(store: OffsetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.claim(GROUP, topics=["payments"]).close()
-    broker = StaticBroker({})
+    broker = StaticBroker.with_topics({"payments": 1})
     monkeypatch.setattr(broker, "snapshot", None)  # a call would raise
     found = store.group_state(GROUP, broker)
     assert found is not None

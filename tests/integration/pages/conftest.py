@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.operations.group_state import Lag
 from offsetstore.protocol.letters import NewLetter
 from offsetstore.testing import StaticBroker
@@ -110,7 +110,7 @@ def clock(store: OffsetStore, offsetstore_database: str, monkeypatch: pytest.Mon
 @pytest.fixture
 def server(store: OffsetStore, broker: StaticBroker) -> Iterator[DashboardServer]:
     """The pages, with a snapshot that a test takes again when it has changed something."""
-    with DashboardServer(store, broker, Settings(port=0)) as server:
+    with DashboardServer(store, broker, DashboardSettings(port=0)) as server:
         hold_still(server)
         yield server
 

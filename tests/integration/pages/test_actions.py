@@ -27,7 +27,7 @@ from offsetstore.errors import (
 from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.decisions import DECISIONS
 from offsetstore.monitoring.dashboard.rendering import environment
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.monitoring.dashboard.views import actions
 from offsetstore.operations.operation import carry_out
 from offsetstore.protocol.database import GroupRow, HistoryEvent
@@ -58,7 +58,7 @@ def deciding(offsetstore_database: str, broker: StaticBroker) -> Iterator[Decidi
 def server(store: OffsetStore, broker: StaticBroker, deciding: Deciding) -> Iterator[DashboardServer]:
     """Pages on which one may decide about `billing`, whose job has left: at 4, 10 and 10 of 10."""
     give(store, GROUP, {P0: 4, P1: 10, P2: 10}, stay=False)
-    with DashboardServer(store, broker, Settings(port=0), actions=deciding) as server:
+    with DashboardServer(store, broker, DashboardSettings(port=0), actions=deciding) as server:
         hold_still(server)
         server.snapshots.take()
         yield server
@@ -125,7 +125,7 @@ def decided(store: OffsetStore, event: str) -> list[HistoryEvent]:
 def browsing(store: OffsetStore, broker: StaticBroker, actions: Deciding | None = None) -> Generator[Browser]:
     """The pages of another server."""
     with (
-        DashboardServer(store, broker, Settings(port=0), actions=actions) as server,
+        DashboardServer(store, broker, DashboardSettings(port=0), actions=actions) as server,
         httpx.Client(base_url=server.url, timeout=60, verify=NO_TLS) as client,
     ):
         server.snapshots.take()

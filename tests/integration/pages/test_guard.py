@@ -17,7 +17,7 @@ from offsetstore import OffsetStore
 from offsetstore.errors import ConfigurationError, StoreUnavailable
 from offsetstore.monitoring.dashboard import application, forms, security
 from offsetstore.monitoring.dashboard.security import HEADERS
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.monitoring.dashboard.views import groups
 from offsetstore.testing import StaticBroker
 from tests.integration.pages.conftest import NO_TLS, P0, Site, give, hold_still
@@ -34,7 +34,7 @@ SECRET = "4711-of-a-customer"
 def guarded(store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[DashboardServer]:
     """A server that asks for a token."""
     monkeypatch.setattr(application, "_PAUSE", 0.2)
-    settings = Settings(port=0, token=TOKEN, allowed_hosts=("Dash.example",))
+    settings = DashboardSettings(port=0, token=TOKEN, allowed_hosts=("Dash.example",))
     with DashboardServer(store, broker, settings) as server:
         hold_still(server)
         yield server
@@ -74,17 +74,17 @@ def raw(
 def test_what_no_request_could_have_is_refused_at_once_and_the_token_is_in_no_text() -> None:
     for token in (None, "short", "t" * 31):
         with pytest.raises(ConfigurationError):
-            Settings(host="0.0.0.0", token=token)  # noqa: S104 - it is refused
-    assert Settings(host="0.0.0.0", token="t" * 32).token  # noqa: S104 - it does not listen
+            DashboardSettings(host="0.0.0.0", token=token)  # noqa: S104 - it is refused
+    assert DashboardSettings(host="0.0.0.0", token="t" * 32).token  # noqa: S104 - it does not listen
     for name in ("dash.example:8443", "::1", "http://dash.example", ""):
         with pytest.raises(ConfigurationError, match="not a host name"):
-            Settings(allowed_hosts=(name,))
-    assert Settings(allowed_hosts=("Dash.example", "[::1]")).access.hosts
+            DashboardSettings(allowed_hosts=(name,))
+    assert DashboardSettings(allowed_hosts=("Dash.example", "[::1]")).access.hosts
     for token in ("ü" * 32, "t" * 32 + "\n", "t" * 16 + " " + "t" * 16, "\udcff" * 32):
         with pytest.raises(ConfigurationError) as caught:
-            Settings(token=token)
+            DashboardSettings(token=token)
         assert token.strip() not in str(caught.value)
-    settings = Settings(token=TOKEN)
+    settings = DashboardSettings(token=TOKEN)
     assert TOKEN not in f"{settings!r} {settings.access!r}"
 
 
@@ -210,7 +210,7 @@ def test_only_a_cookie_of_this_server_counts_for_its_time_and_until_a_restart(
     name, _equals, session = cookie.partition("=")
     for forged in ("", ".", session[:-1], session + "0", session.swapcase(), TOKEN, "ÿ.ÿ"):
         assert raw(guarded, "/", Cookie=f"{name}={forged}")[0] == 401, forged
-    with DashboardServer(store, broker, Settings(port=0, token=TOKEN)) as restarted:
+    with DashboardServer(store, broker, DashboardSettings(port=0, token=TOKEN)) as restarted:
         assert raw(restarted, "/", Cookie=cookie)[0] == 401
     with monkeypatch.context() as patched:
         patched.setattr(security, "SESSION", -1)
@@ -219,7 +219,7 @@ def test_only_a_cookie_of_this_server_counts_for_its_time_and_until_a_restart(
     assert raw(guarded, "/", Cookie=cookie)[0] == 200
     sign_in(stranger)
     # Browsers send a cookie to every port of its host: dashboards on one leave each other's alone.
-    with DashboardServer(store, broker, Settings(port=0, token=TOKEN[::-1])) as other:
+    with DashboardServer(store, broker, DashboardSettings(port=0, token=TOKEN[::-1])) as other:
         own = other.url.rstrip("/")
         assert stranger.post(f"{own}/login", data={"token": TOKEN[::-1]}, headers={"Origin": own}).status_code == 303
         assert [stranger.get(server.url).status_code for server in (guarded, other)] == [200, 200]

@@ -20,7 +20,7 @@ from offsetstore.operations.people import ask
 from offsetstore.postgres import outbox
 from offsetstore.postgres.outbox import FETCH, Portions, Reader, as_row
 from offsetstore.protocol.events import OutboxRests, OutboxWaits
-from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, OutboxRow, Position, Read, Record, Take
+from offsetstore.protocol.outbox import CheckToken, KafkaMark, Mark, OutboxRecord, OutboxRow, Read, Take, WriteBatch
 from offsetstore.relay import _LEAVING, _RENEW, _SILENCE
 from tests.integration.conftest import Query
 from tests.support.background import in_background
@@ -198,7 +198,7 @@ def test_under_a_statement_timeout_rows_that_were_sent_are_deleted_in_parts(
     with OffsetStore.connect(offsetstore_database) as limited:
         relay = Relay(limited, Broker({"bootstrap.servers": "127.0.0.1:1"}))
         relay._do(Take())
-        done = Record(Mark(1, "word"), (), tuple(range(1, 301)))
+        done = WriteBatch(Mark(1, "word"), (), tuple(range(1, 301)))
         with pytest.raises(StoreUnavailable):
             relay._do(done)
         for _ in range(10):
@@ -250,7 +250,11 @@ def test_a_database_that_takes_all_and_answers_nothing_is_given_up(
     ):
         relay = Relay(far, Broker({"bootstrap.servers": "127.0.0.1:1"}))
         relay._take()
-        steps = {"a read": Read(), "a lock": Check(), "a record": Record(Mark(1, "word"), (1, 2, 3), before="")}
+        steps = {
+            "a read": Read(),
+            "a lock": CheckToken(),
+            "a record": WriteBatch(Mark(1, "word"), (1, 2, 3), before=""),
+        }
         proxy.weather = Weather(delay=10_000)
         watch = relay._watch()
         began = time.monotonic()
@@ -275,7 +279,7 @@ class Hanging:
     def outlet(self, *_: object, **__: object) -> Hanging:
         return self
 
-    def position(self, **_: object) -> Position:
+    def position(self, **_: object) -> KafkaMark:
         self.is_asked.set()
         self.is_over.wait(60)
         raise BrokerUnavailable("no answer from Kafka")
@@ -312,8 +316,8 @@ class Renewing(Hanging):
 
     def fence(self) -> None: ...
 
-    def position(self, **_: object) -> Position:
-        return Position("cluster", 4, "four")
+    def position(self, **_: object) -> KafkaMark:
+        return KafkaMark("cluster", 4, "four")
 
     def renew(self) -> None:
         self.renewed += 1

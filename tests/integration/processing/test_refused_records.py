@@ -12,7 +12,7 @@ import pytest
 from offsetstore import Append, Claim, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.processing.by_record import ArrowRows
-from offsetstore.processing.plan import BatchMetadata, Plan
+from offsetstore.processing.plan import BatchMetadata, DeliveryPlan
 from offsetstore.processing.policies import Whole
 from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges, Stored
 from offsetstore.protocol.ports import Writer
@@ -160,7 +160,9 @@ def test_a_deferred_trigger_that_reads_the_offset_sees_the_batchs_and_refuses_it
     claim: Claim, agreeing: Query
 ) -> None:
     def write(*, until: int) -> None:
-        commit_rows(claim, Plan.of(claim, {P0: OffsetRange(3, until)}), {"": OnDriver(Append("results"), [ROWS])})
+        commit_rows(
+            claim, DeliveryPlan.of(claim, {P0: OffsetRange(3, until)}), {"": OnDriver(Append("results"), [ROWS])}
+        )
 
     with pytest.raises(RowsRefused, match="P0001"):
         write(until=10)

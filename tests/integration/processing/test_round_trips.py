@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from offsetstore import Append, Claim, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.processing.plan import Plan
+from offsetstore.processing.plan import DeliveryPlan
 from offsetstore.processing.unit import UNNAMED
 from offsetstore.protocol.replay import decide
 from offsetstore.spark.collecting import OnDriver
@@ -45,7 +45,7 @@ def claimed(store: OffsetStore, partitions: int) -> Claim:
 def process(claim: Claim, partitions: int, number: int) -> None:
     """Write the records of one batch, ten of each partition, as the batch way does."""
     ranges = {TopicPartition(TOPIC, one): OffsetRange(10 * number, 10 * number + 10) for one in range(partitions)}
-    plan = Plan.of(claim, ranges)
+    plan = DeliveryPlan.of(claim, ranges)
     rows = OnDriver(Append("results"), [batch({"record": list(range(10 * partitions))})])
     assert commit_rows(claim, plan, {UNNAMED: rows}) is not None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from offsetstore import Append, Flush, OffsetStore
-from offsetstore.processing.runner import Settings
+from offsetstore.processing.runner import RunnerSettings
 from offsetstore.protocol.events import BatchEnded
 from tests.integration.conftest import Query
 from tests.support.memory_source import GOOD, LOG, P0, P1, SETTINGS, MemorySource
@@ -114,7 +114,7 @@ def test_what_is_kept_is_written_at_the_end_in_one_transaction_and_a_crash_befor
     assert numbers(query) == []
 
     claim = store.claim("billing", topics=["payments"])
-    source = MemorySource(claim, Append("results"), Settings(flush=Flush(rows=1000)), {P1: LOG[P1]})
+    source = MemorySource(claim, Append("results"), RunnerSettings(flush=Flush(rows=1000)), {P1: LOG[P1]})
     source.drain_log()
     assert len(recorder.of(BatchEnded, "kept")) == 2
     assert numbers(query) == []

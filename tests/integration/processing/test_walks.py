@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from offsetstore import Append, DeadLetters, OffsetStore
 from offsetstore.cli.commands import cli
-from offsetstore.processing.runner import Settings
+from offsetstore.processing.runner import RunnerSettings
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.support.memory_source import GOOD, LOG, MemorySource
@@ -101,7 +101,9 @@ def test_each_line_of_the_drawings_is_called_by_the_one_that_it_hangs_from(
     with watching({step for edge in edges for step in edge}) as watch:
         with OffsetStore.connect(offsetstore_database) as store:
             claim = store.claim("billing", broker, topics=["payments"], mirror_every=None)
-            MemorySource(claim, Append("results"), Settings(dead_letters=DeadLetters(max_retries=1)), LOG).drain_log()
+            MemorySource(
+                claim, Append("results"), RunnerSettings(dead_letters=DeadLetters(max_retries=1)), LOG
+            ).drain_log()
             claim.close()
         environment = {"OFFSETSTORE_URL": offsetstore_database}
         command = ["pause", "-g", "billing", "--reason", "a test", "--format", "json"]

@@ -16,7 +16,7 @@ from offsetstore.cli.commands import cli
 from offsetstore.errors import ColumnMismatch, RowsRefused, SinkError
 from offsetstore.spark import partition
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame
-from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.transforms import events, traced
 from tests.support.waiting import wait_until
@@ -38,9 +38,9 @@ def test_a_transform_that_returns_something_else_is_told_what_was_expected(offse
         claim = store.claim("billing", topics=["payments"])
         for wrong in WRONG.values():
             with pytest.raises(SinkError, match="transform did not return what the writers expect"):
-                Outputs(claim, wrong, {"events": Append("events")}).transform(batch)
+                SparkOutputs(claim, wrong, {"events": Append("events")}).transform(batch)
         with pytest.raises(SinkError, match="expected one DataFrame"):
-            Outputs(claim, lambda batch: {"events": events(batch)}, Append("events")).transform(batch)
+            SparkOutputs(claim, lambda batch: {"events": events(batch)}, Append("events")).transform(batch)
 
 
 @pytest.mark.behaviour("SINK-10", "SINK-25")

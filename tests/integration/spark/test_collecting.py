@@ -72,7 +72,7 @@ def test_rows_that_an_executor_loses_before_they_are_fetched_are_not_computed_ag
     world.produce(topic, ["d" * SIZE] * 3, partition=3)  # more than the limit in one partition
     calls: list[str] = []
 
-    class Losing(collecting.Rows):
+    class Losing(collecting.CollectedRows):
         def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
             super().__init__(schema, self.losing(batches))
 

@@ -33,7 +33,7 @@ from offsetstore.protocol.observers import Observers
 from offsetstore.spark.careful import Careful
 from offsetstore.spark.function_errors import LOGGERS
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame, letters_frame, with_coordinates
-from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.rejects import COLUMN, count_accepted, rename
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.fixtures import NewTopic
@@ -120,7 +120,7 @@ def test_a_transform_that_makes_rows_of_several_records_is_refused(offsetstore_s
     with InMemoryOffsetStore() as store:
         claim = store.claim("billing", topics=["payments"])
         with pytest.raises(UnsupportedQuery, match="dead_letters="):
-            Outputs(claim, transform, Append("counts"), can_reject=True).transform(batch)
+            SparkOutputs(claim, transform, Append("counts"), can_reject=True).transform(batch)
 
 
 @pytest.mark.behaviour("DLQ-15")

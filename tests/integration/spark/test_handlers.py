@@ -40,7 +40,7 @@ from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.observers import Observers
 from offsetstore.runtime import failpoints
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame
-from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.schemas import spark_columns
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support import arrow_types
@@ -395,7 +395,7 @@ def test_a_function_that_cant_be_pickled_is_refused(offsetstore_spark: SparkSess
 
     with InMemoryOffsetStore() as store:
         claim = store.claim("billing", topics=["payments"])
-        outputs = Outputs(claim, Handler(locked, StructType().add("offset", "long")), Append("events"))
+        outputs = SparkOutputs(claim, Handler(locked, StructType().add("offset", "long")), Append("events"))
         with pytest.raises(ConfigurationError, match="can't be pickled") as caught:
             outputs.handled(kafka_frame(offsetstore_spark, [], KAFKA_COLUMNS))
         assert "lock" in str(caught.value.found)

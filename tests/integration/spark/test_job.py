@@ -17,7 +17,7 @@ from offsetstore.protocol.events import BatchEnded, BatchStarted, PauseChanged
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
 from offsetstore.spark.plans.admission import check_connector
-from offsetstore.spark.sink import Transform
+from offsetstore.spark.sink import SparkTransform
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, events, traced
 from tests.support.waiting import wait_until
@@ -27,7 +27,7 @@ VALUES = "SELECT value FROM events ORDER BY value"
 FOREVER = {"processingTime": "0 seconds"}
 
 
-def sink_of(claim: Claim, transform: Transform = events, into: Writer | None = None) -> TransactionalSink:
+def sink_of(claim: Claim, transform: SparkTransform = events, into: Writer | None = None) -> TransactionalSink:
     return TransactionalSink(claim, transform, into=Append("events") if into is None else into)
 
 

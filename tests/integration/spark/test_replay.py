@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from offsetstore import Append, Execute, TopicPartition, Upsert
 from offsetstore.errors import OffsetGap
 from offsetstore.protocol.work import Work
-from offsetstore.spark.outputs import Transform
+from offsetstore.spark.outputs import SparkTransform
 from offsetstore.spark.settings import Atomicity
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.transactions import TransactionalProducer
@@ -132,7 +132,7 @@ def joined(batch: DataFrame) -> DataFrame:
 class FailsOnce:
     """A transform that fails in its second batch, and works from then on."""
 
-    def __init__(self, transform: Transform) -> None:
+    def __init__(self, transform: SparkTransform) -> None:
         self._transform = transform
         self._batches = 0
 

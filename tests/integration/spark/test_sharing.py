@@ -225,7 +225,7 @@ def test_each_line_has_an_order_also_when_executors_lose_a_part_of_what_is_share
     collect: Any = collecting.collect
     lost: list[int] = []
 
-    def losing(frame: DataFrame) -> collecting.Rows:
+    def losing(frame: DataFrame) -> collecting.CollectedRows:
         rows = collect(frame)
         if not lost:
             lost.extend(lose_blocks(world.spark))

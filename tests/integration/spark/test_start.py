@@ -19,7 +19,7 @@ from offsetstore.errors import ClaimInUse, ConfigurationError, GroupBusy, Offset
 from offsetstore.kafka import admin
 from offsetstore.protocol import runs as protocol_runs
 from offsetstore.spark.checkpoints import HadoopFiles, prune
-from offsetstore.spark.sink import Transform
+from offsetstore.spark.sink import SparkTransform
 from offsetstore.store import heartbeat
 from offsetstore.store.adoption import LocalFiles, read
 from offsetstore.testing.fixtures import NewTopic
@@ -182,7 +182,7 @@ def test_a_topic_that_is_recreated_ends_the_job_before_a_record_of_the_new_log_i
     assert [(event.from_offset, event.to_offset) for event in restarts] == [(3, 0), (1, 0)]
 
 
-def run_on(world: World, claim: Claim, transform: Transform) -> tuple[StreamingQuery, TransactionalSink]:
+def run_on(world: World, claim: Claim, transform: SparkTransform) -> tuple[StreamingQuery, TransactionalSink]:
     """Start a job that goes on until it is stopped."""
     sink = made_unchecked(claim, transform, into=Append("events"))
     query = world.start(

@@ -15,7 +15,7 @@ from offsetstore import Append, TopicPartition, Upsert
 from offsetstore.errors import CheckpointAhead, RowsRefused, UnsupportedQuery
 from offsetstore.protocol.ports import Writer
 from offsetstore.runtime import failpoints
-from offsetstore.spark.sink import Transform
+from offsetstore.spark.sink import SparkTransform
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.windows import WINDOWS, rows, windows
 from tests.support.world import World, made_unchecked
@@ -29,7 +29,7 @@ class Job:
 
     world: World
     topic: str
-    transform: Transform = rows
+    transform: SparkTransform = rows
     into: Writer = field(default_factory=lambda: Append("windows"))
     mode: str = "append"
 

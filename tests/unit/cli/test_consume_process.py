@@ -23,7 +23,7 @@ import pytest
 
 from offsetstore import errors
 from offsetstore.cli import consume_process
-from offsetstore.cli.consume_process import Run, Told, Watched, end_after, load, main
+from offsetstore.cli.consume_process import ConsumerProcess, Told, Watched, end_after, load, main
 from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.monitoring.page import End, Orders, Page
 from offsetstore.monitoring.processes import STACKS
@@ -304,7 +304,9 @@ def test_a_member_whose_supervisor_is_gone_writes_what_it_has_polled_and_another
     ours, theirs = socketpair()
     done: list[object] = []
     watched = Watched(page)
-    run = Run(Told("app:consumer", 0, 1, is_static=False, has_metrics=False), Connection(theirs.detach()), watched)
+    run = ConsumerProcess(
+        Told("app:consumer", 0, 1, is_static=False, has_metrics=False), Connection(theirs.detach()), watched
+    )
     run._consumer = cast("Any", SimpleNamespace(stop=lambda: done.append("stop"), drain=40.0))
     if has_joined:
         watched.joined(cast("Any", None))

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from offsetstore.cli.relay import Figures
+from offsetstore.cli.relay import SentLines
 from offsetstore.protocol.events import OutboxRefused, OutboxRests, OutboxSent
 from tests.support.clock import Clock
 
@@ -17,7 +17,7 @@ class Told:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.clock = Clock()
-        self.figures = Figures(self.lines.append, self.clock)
+        self.figures = SentLines(self.lines.append, self.clock)
 
     def send(self, rows: int, *, seconds: float = 0.5) -> None:
         self.clock.now += seconds

@@ -13,7 +13,7 @@ from offsetstore import Flush, OffsetRange, Record, TopicPartition
 from offsetstore.consumer import Context, Delay, Expire, Kept, SkipIf, Throttle
 from offsetstore.consumer import feed as feed_module
 from offsetstore.consumer.feed import Feed
-from offsetstore.consumer.records import Record as PolledRecord
+from offsetstore.consumer.records import ConsumedRecord as PolledRecord
 from offsetstore.errors import ExitCode, FunctionFailed, SinkError, exit_code
 from offsetstore.protocol.letters import Payload
 from offsetstore.store.term import Term

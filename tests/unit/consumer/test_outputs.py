@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from offsetstore import Append, TopicPartition
-from offsetstore.consumer.outputs import Outputs, TransformRaised, split
-from offsetstore.consumer.records import Record
+from offsetstore.consumer.outputs import ConsumerOutputs, TransformRaised, split
+from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.errors import FunctionEnded, FunctionFailed, SinkError
 from offsetstore.protocol.letters import Payload
 
 pytestmark = pytest.mark.behaviour("CONS-1")
-RECORDS = [Record(TopicPartition("payments", 0), 0, Payload(None, b"secret", (), 0, 0))]
+RECORDS = [ConsumedRecord(TopicPartition("payments", 0), 0, Payload(None, b"secret", (), 0, 0))]
 CLAIM: Any = None  # nothing is written
 
 
@@ -47,7 +47,7 @@ def named(records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
 
 def failure(transform: Any) -> FunctionFailed:
     with pytest.raises(TransformRaised) as raised:
-        Outputs(transform, Append("payments")).made(CLAIM, RECORDS)
+        ConsumerOutputs(transform, Append("payments")).made(CLAIM, RECORDS)
     failed = raised.value.failed()
     assert failed is not None
     return failed
@@ -82,7 +82,7 @@ def test_the_traceback_of_a_transform_has_its_own_frames_and_errors_alone() -> N
         except KeyError as error:
             raise ValueError("no amount") from error
 
-    outputs = Outputs(reads, Append("payments"))
+    outputs = ConsumerOutputs(reads, Append("payments"))
     with pytest.raises(TransformRaised) as whole:
         outputs.made(CLAIM, RECORDS * 2)
     with pytest.raises(TransformRaised) as alone:
@@ -104,7 +104,7 @@ def test_the_traceback_of_a_transform_has_its_own_frames_and_errors_alone() -> N
 
 
 def test_an_outage_that_we_handle_is_none_of_the_next_call_s_error() -> None:
-    outputs = Outputs(inner, Append("payments"))
+    outputs = ConsumerOutputs(inner, Append("payments"))
     with pytest.raises(TransformRaised) as raised:
         while_handling(ConnectionError("an earlier call's"), lambda: outputs.made(CLAIM, RECORDS))
     assert raised.value.failed() is not None
@@ -125,12 +125,12 @@ def test_a_writer_that_leaves_while_it_looks_at_its_table_ends_its_call_alone(me
     writer: Any = SimpleNamespace(write=leave, check=nothing, uses_kafka_column=nothing)
     setattr(writer, method, leave)
     with pytest.raises((FunctionEnded, SystemExit)) as ended:
-        Outputs(number, writer).check_tables(claim, {"": pa.schema([])})
+        ConsumerOutputs(number, writer).check_tables(claim, {"": pa.schema([])})
     assert isinstance(ended.value, FunctionEnded)
 
 
 def test_what_is_no_record_batch_is_refused_in_the_words_of_into() -> None:
     with pytest.raises(SinkError, match="found int; expected one RecordBatch"):
-        Outputs(number, Append("payments")).made(CLAIM, RECORDS)
+        ConsumerOutputs(number, Append("payments")).made(CLAIM, RECORDS)
     with pytest.raises(SinkError, match="found 'a': RecordBatch; expected 'b': RecordBatch"):
-        Outputs(named, {"b": Append("payments")}).made(CLAIM, RECORDS)
+        ConsumerOutputs(named, {"b": Append("payments")}).made(CLAIM, RECORDS)

@@ -30,8 +30,8 @@ from offsetstore.consumer import Consumer, Delay, SkipIf, Throttle, handled
 from offsetstore.consumer import consumer as consumer_module
 from offsetstore.consumer import feed as feed_module
 from offsetstore.consumer.feed import Feed
-from offsetstore.consumer.outputs import Outputs
-from offsetstore.consumer.records import Record as Polled
+from offsetstore.consumer.outputs import ConsumerOutputs
+from offsetstore.consumer.records import ConsumedRecord as Polled
 from offsetstore.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -306,7 +306,7 @@ def test_a_long_flush_of_a_handler_is_told_of_while_its_calls_go_on(
         time.sleep(0.02)
         return (record.value or b"",)
 
-    consumer.outputs = Outputs(Handler(call, "value binary", ordering="partition"), values)
+    consumer.outputs = ConsumerOutputs(Handler(call, "value binary", ordering="partition"), values)
     with running(consumer):
         client.give(records(P0, 100))
         wait_until(lambda: len(values.written) == 100)
@@ -453,7 +453,7 @@ def test_what_is_handled_is_told_while_the_function_or_a_writer_runs_and_not_in_
     def metadata(_: object) -> None:
         watching.told.append("metadata")
 
-    consumer.outputs = Outputs(transform, writer)
+    consumer.outputs = ConsumerOutputs(transform, writer)
     consumer.settings = replace(consumer.settings, metadata=metadata)
     consumer.flush = Flush(rows=2)
     store.observers = store.observers.with_one(writer)
@@ -504,7 +504,7 @@ def test_letters_that_are_suspect_are_replayed_one_by_one_and_told_with_the_comm
 
     monkeypatch.setattr(put_back, "_EVERY", 0.01)
     given: Any = Handler(handle, "value binary", ordering="none", retries=Retries(1)) if has_handler else transform
-    consumer.outputs = Outputs(given, values := Values())
+    consumer.outputs = ConsumerOutputs(given, values := Values())
     consumer.settings = replace(consumer.settings, dead_letters=DeadLetters())
     consumer.flush = Flush(rows=6)
     with running(consumer) as done:
@@ -541,7 +541,7 @@ def test_at_the_end_suspect_records_are_left_to_be_read_again_and_others_are_wri
             go_on.wait(30)
         return records
 
-    consumer.outputs = Outputs(transform, Values())
+    consumer.outputs = ConsumerOutputs(transform, Values())
     consumer.flush = Flush(rows=1)
     with running(consumer) as done:
         client.give(records(P0, 50))
@@ -578,7 +578,9 @@ def test_records_in_whose_handling_processes_died_are_handled_one_by_one(
         running_now.discard((one.partition, one.offset))
         return (one.value or b"",)
 
-    consumer.outputs = Outputs(Handler(handle, "value binary", ordering="none") if has_handler else transform, values)
+    consumer.outputs = ConsumerOutputs(
+        Handler(handle, "value binary", ordering="none") if has_handler else transform, values
+    )
     with running(consumer) as done:
         client.give(records(P0, 6) + records(P1, 4))
         wait_until(lambda: done.done() or stored(store) == [6, 4])

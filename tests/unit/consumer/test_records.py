@@ -26,8 +26,8 @@ from offsetstore.consumer import delivery as module
 from offsetstore.consumer.consumer import Membership
 from offsetstore.consumer.delivery import ComputedRecords, _joined
 from offsetstore.consumer.feed import Feed
-from offsetstore.consumer.outputs import Outputs
-from offsetstore.consumer.records import Record, batch_of, read_messages
+from offsetstore.consumer.outputs import ConsumerOutputs
+from offsetstore.consumer.records import ConsumedRecord, batch_of, read_messages
 from offsetstore.errors import BrokerError, ColumnMismatch, ConfigurationError
 from offsetstore.processing.handled_rows import schema_of
 from offsetstore.protocol.letters import Payload
@@ -37,8 +37,8 @@ from offsetstore.testing import InMemoryOffsetStore
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 
 
-def record(tp: TopicPartition, offset: int, value: bytes | None = b"1234") -> Record:
-    return Record(tp, offset, Payload(None, value, (), 0, 0))
+def record(tp: TopicPartition, offset: int, value: bytes | None = b"1234") -> ConsumedRecord:
+    return ConsumedRecord(tp, offset, Payload(None, value, (), 0, 0))
 
 
 def offsets(feed: Feed) -> dict[TopicPartition, tuple[OffsetRange, list[int]]]:
@@ -53,8 +53,8 @@ def test_records_have_the_columns_of_spark_s_source_and_their_coordinates() -> N
     bare = made(**given, offset=9, value=None, timestamp=(0, -1))
     read = read_messages(P1, [message, bare])
     assert read == [
-        Record(P1, 7, Payload(b"k", b"v", (("a", b"b"),), 5, 1)),
-        Record(P1, 9, Payload(None, None, (), None, -1)),
+        ConsumedRecord(P1, 7, Payload(b"k", b"v", (("a", b"b"),), 5, 1)),
+        ConsumedRecord(P1, 9, Payload(None, None, (), None, -1)),
     ]
     batch: Any = batch_of(read)
     columns = ["key", "value", "topic", "partition", "offset", "timestampType", "headers"]
@@ -131,7 +131,7 @@ def test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then() -> None
     assert by_size.room == 1 + int((1000 - by_size._bytes) / mean)
     by_headers = Feed(Flush(bytes=8))
     by_headers.begin({P0: 0}, {P0: Term()})
-    by_headers.add(P0, [Record(P0, 0, Payload(None, b"1234", (("id", b"x"), ("a", None)), 0, 0))])
+    by_headers.add(P0, [ConsumedRecord(P0, 0, Payload(None, b"1234", (("id", b"x"), ("a", None)), 0, 0))])
     assert (by_headers.is_due, by_headers.room) == (True, 0)
     for feed in (by_rows, by_bytes):
         feed.add(P0, [record(P0, 1)])
@@ -284,7 +284,7 @@ def test_each_key_is_digested_once_however_often_it_is_asked_for(monkeypatch: py
 
     monkeypatch.setattr(module, "digest", digest)
     keys = [b"a", None, b"a"]
-    records = [Record(P0, n, Payload(key, None, (), 0, 0)) for n, key in enumerate(keys)]
-    part = ComputedRecords.of(records, Outputs(lambda given: given, Append("payments")), {}, rejected={})
+    records = [ConsumedRecord(P0, n, Payload(key, None, (), 0, 0)) for n, key in enumerate(keys)]
+    part = ComputedRecords.of(records, ConsumerOutputs(lambda given: given, Append("payments")), {}, rejected={})
     assert [part.keys.get(number) for number in part.numbers] == keys
     assert digested == keys

@@ -8,7 +8,7 @@ import pytest
 
 from offsetstore import Flush, TopicPartition
 from offsetstore.consumer.delivery import Polled
-from offsetstore.consumer.records import Record
+from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.consumer.watch import CarefulFeed, ranges_of
 from offsetstore.offsets import OffsetRange, Ranges
 from offsetstore.protocol.letters import Payload
@@ -33,7 +33,7 @@ class Fed:
         self.feed.begin(dict.fromkeys((P0, P1, P2), 0), {tp: Term() for tp in (P0, P1, P2)})
 
     def add(self, tp: TopicPartition, *offsets: int) -> None:
-        self.feed.add(tp, [Record(tp, offset, Payload(None, b"1", (), 0, 0)) for offset in offsets])
+        self.feed.add(tp, [ConsumedRecord(tp, offset, Payload(None, b"1", (), 0, 0)) for offset in offsets])
 
     def take(self) -> dict[int, tuple[str, list[int]]]:
         return self._shown(self.feed.take())

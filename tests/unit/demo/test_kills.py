@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from offsetstore.demo.kills import JOBS, POISON_POINTS, TARGETS, Kill, Progress, plan
-from offsetstore.testing.job_process import Event
+from offsetstore.testing.job_process import OutputLine
 
 OURS, THEIRS = JOBS
 
@@ -45,7 +45,7 @@ def progress(*kinds: str, ago: tuple[float, ...] = (), point: str = "") -> Progr
     made, now = Progress(), time.monotonic()
     for number, kind in enumerate(kinds):
         what: dict[str, Any] = {"batch": 0, "ranges": {}, "point": point}
-        made.take(Event(kind, now - ago[number] if ago else 0.0, what))
+        made.take(OutputLine(kind, now - ago[number] if ago else 0.0, what))
     return made
 
 

@@ -11,17 +11,17 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from offsetstore.demo.kills import JOBS, Job, JobName, Killed, Result
+from offsetstore.demo.kills import JOBS, DemoJob, JobName, JobResult, Killed
 from offsetstore.demo.report import summary, ticks, write_report
 from offsetstore.demo.run import is_proven
-from offsetstore.demo.tables import Findings, Look
+from offsetstore.demo.tables import Findings, Observation
 
 FLIGHTS = 24_000
 OURS, THEIRS = JOBS
-Results: TypeAlias = dict[JobName, Result]
+Results: TypeAlias = dict[JobName, JobResult]
 
 
-def kill(job: Job, number: int) -> Killed:
+def kill(job: DemoJob, number: int) -> Killed:
     return Killed(
         number=number,
         job=job.name,
@@ -39,12 +39,12 @@ def kill(job: Job, number: int) -> Killed:
     )
 
 
-def result(job: Job, *, surplus: int = 0) -> Result:
-    looks = [Look(second, second * 500, second * 500) for second in range(48)]
-    looks.append(Look(48, FLIGHTS + surplus, FLIGHTS + surplus))
+def result(job: DemoJob, *, surplus: int = 0) -> JobResult:
+    looks = [Observation(second, second * 500, second * 500) for second in range(48)]
+    looks.append(Observation(48, FLIGHTS + surplus, FLIGHTS + surplus))
     kills = [kill(job, number) for number in (1, 2, 3, 4)]
     findings = Findings(FLIGHTS + surplus, 0, surplus, 0)
-    return Result(seconds=48.0, runs=5, batches=28, kills=kills, looks=looks, findings=findings)
+    return JobResult(seconds=48.0, runs=5, batches=28, kills=kills, looks=looks, findings=findings)
 
 
 def plain() -> Results:
@@ -53,7 +53,7 @@ def plain() -> Results:
 
 def with_letters() -> Results:
     ours = result(OURS)
-    ours.looks[-1] = Look(48, FLIGHTS - 500, FLIGHTS, 500)
+    ours.looks[-1] = Observation(48, FLIGHTS - 500, FLIGHTS, 500)
     return {"offsetstore": replace(ours, findings=Findings(FLIGHTS - 500, 0, 0, 0, letters=500))}
 
 
@@ -90,26 +90,26 @@ def test_letters_are_counted_beside_the_flights_and_are_not_missing(tmp_path: Pa
     assert [row for row in rows if "letters" in row[0]] == [["dead letters", "500"], ["wrong letters", "0"]]
 
 
-def found(**wrong: int) -> Callable[[Result], Result]:
+def found(**wrong: int) -> Callable[[JobResult], JobResult]:
     return lambda ours: replace(ours, findings=replace(ours.findings, **wrong))
 
 
-def killed(**wrong: Any) -> Callable[[Result], Result]:
+def killed(**wrong: Any) -> Callable[[JobResult], JobResult]:
     """Of the first kill; without any words, there was none."""
 
-    def change(ours: Result) -> Result:
+    def change(ours: JobResult) -> JobResult:
         first, *others = ours.kills
         return replace(ours, kills=[replace(first, **wrong), *others] if wrong else others)
 
     return change
 
 
-def with_too_few_batches(ours: Result) -> Result:
+def with_too_few_batches(ours: JobResult) -> JobResult:
     return replace(ours, batches=23)
 
 
-def looked(*more: int) -> Callable[[Result], Result]:
-    return lambda ours: replace(ours, looks=[*ours.looks, Look(49, *more)])
+def looked(*more: int) -> Callable[[JobResult], JobResult]:
+    return lambda ours: replace(ours, looks=[*ours.looks, Observation(49, *more)])
 
 
 @pytest.mark.parametrize("make", [plain, with_letters])
@@ -130,7 +130,7 @@ def test_what_is_exact_is_a_proof_whatever_the_other_job_has_written_twice(make:
     ],
 )
 def test_one_wrong_figure_of_ours_is_enough_to_fail(
-    make: Callable[[], Results], change: Callable[[Result], Result]
+    make: Callable[[], Results], change: Callable[[JobResult], JobResult]
 ) -> None:
     results = make()
     results["offsetstore"] = change(results["offsetstore"])

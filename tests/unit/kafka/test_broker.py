@@ -25,7 +25,7 @@ from offsetstore.errors import (
 )
 from offsetstore.kafka import Broker, client, truncation
 from offsetstore.kafka import broker as brokers
-from offsetstore.kafka.client import Client, Deadline, Missing, Request
+from offsetstore.kafka.client import AdminRequest, Client, Deadline, Missing
 from offsetstore.kafka.errors import broker_error
 from offsetstore.kafka.requests import topic_id
 from offsetstore.kafka.settings.librdkafka import ClientSettings
@@ -39,7 +39,7 @@ SECRET = "Hunter2-never-shown"
 P0 = TopicPartition("payments", 0)
 
 
-def answered(*codes: int) -> Request[str]:
+def answered(*codes: int) -> AdminRequest[str]:
     """One request that fails with these codes in turn and then is answered."""
     left = list(codes)
 
@@ -51,7 +51,7 @@ def answered(*codes: int) -> Request[str]:
             future.set_result("there")
         return {"payments": future}
 
-    return Request("asking", ask)
+    return AdminRequest("asking", ask)
 
 
 @pytest.mark.parametrize(

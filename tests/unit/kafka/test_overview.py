@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Uuid
 
 from offsetstore.errors import BrokerUnavailable, TopicMissing
 from offsetstore.kafka import overview, requests
-from offsetstore.kafka.client import Client, Deadline, Request
+from offsetstore.kafka.client import AdminRequest, Client, Deadline
 from offsetstore.kafka.overview import GroupConnections, find_first_records, take_snapshot
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import TopicPartition
@@ -23,13 +23,13 @@ NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
 
 
-def scripted(outcomes: Mapping[Any, list[int | str]]) -> Request[Any]:
+def scripted(outcomes: Mapping[Any, list[int | str]]) -> AdminRequest[Any]:
     """A request that has for each key these error codes and answers in turn; the last one stays."""
 
     def ask(_admin: Any, _seconds: float) -> Mapping[Any, Future[Any]]:
         return {key: future(left.pop(0) if len(left) > 1 else left[0]) for key, left in outcomes.items()}
 
-    return Request("asking", ask)
+    return AdminRequest("asking", ask)
 
 
 def future(outcome: object) -> Future[Any]:
@@ -53,7 +53,7 @@ def test_each_key_has_its_answer_or_its_error_and_what_may_pass_is_asked_once_mo
 
 
 def test_what_is_not_answered_in_time_is_an_error_of_its_own() -> None:
-    pending = Request("asking", lambda _admin, _seconds: {"a": Future[Any](), "b": future("there")})
+    pending = AdminRequest("asking", lambda _admin, _seconds: {"a": Future[Any](), "b": future("there")})
     started = time.monotonic()
     [found] = Client(NOBODY).outcomes([pending], Deadline.after(0.3))
     assert time.monotonic() - started < 30  # it would wait for ever

@@ -19,7 +19,7 @@ import pytest
 
 from offsetstore.errors import StoreUnavailable
 from offsetstore.monitoring.dashboard import application, serving
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
 from tests.unit.monitoring.test_web import drip
@@ -48,7 +48,7 @@ def make_server() -> DashboardServer:
         raise StoreUnavailable("the database does not answer")
 
     store: Any = SimpleNamespace(lag=lag, database=SimpleNamespace(schema="public"))
-    return DashboardServer(store, cast("Any", None), Settings(port=0, token=TOKEN))
+    return DashboardServer(store, cast("Any", None), DashboardSettings(port=0, token=TOKEN))
 
 
 class Client:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offsetstore.processing.handling import Handler, Handling, Outcome, Record
+from offsetstore.processing.handling import CallOutcome, Handler, Handling, Record
 
 both_ways = pytest.mark.parametrize("is_async", [False, True], ids=["threads", "loop"])
 
@@ -23,9 +23,9 @@ def called(function: Callable[[Record], Any], *, is_async: bool) -> Callable[[Re
 
 def handled(
     handler: Handler, records: Sequence[Record], *, propagate: Collection[str] = (), chunk: int = 1_000
-) -> list[Outcome]:
+) -> list[CallOutcome]:
     """Feed the records, so many at a time, and fetch all outcomes, in the order of the offsets."""
-    handling, found = Handling(handler, propagate=propagate, enough=2), list[Outcome]()
+    handling, found = Handling(handler, propagate=propagate, enough=2), list[CallOutcome]()
     try:
         for at in range(0, len(records), chunk):
             handling.feed(records[at : at + chunk])

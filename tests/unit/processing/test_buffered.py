@@ -15,7 +15,7 @@ import pytest
 from offsetstore import BatchInfo, Claim, Flush, OffsetRange
 from offsetstore.errors import CommitUnknown, ProtocolMisuse, RowsRefused, SinkError, StaleClaim
 from offsetstore.processing import policies
-from offsetstore.processing.runner import Settings
+from offsetstore.processing.runner import RunnerSettings
 from offsetstore.protocol.events import BatchEnded, FlushEnded
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.clock import Clock
@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def started(claim: Claim, results: Results, flush: Flush = LATER, log: Log = LOG, **settings: Any) -> MemorySource:
-    return MemorySource(claim, results, Settings(flush=flush, **settings), log)
+    return MemorySource(claim, results, RunnerSettings(flush=flush, **settings), log)
 
 
 def numbers(store: InMemoryOffsetStore) -> list[int]:

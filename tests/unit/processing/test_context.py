@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 from offsetstore import Handler, Record, Retries, current_headers
 from offsetstore.processing import spans
-from offsetstore.processing.handling import Handling, Outcome
+from offsetstore.processing.handling import CallOutcome, Handling
 from offsetstore.protocol.letters import Headers
 from tests.support.modules import forgotten
 from tests.unit.processing.calling import both_ways, called, handled
@@ -52,7 +52,7 @@ def record(offset: int, *headers: tuple[str, bytes | None]) -> Record:
 
 def called_with(
     fn: Callable[[Record], Any], records: Sequence[Record], *propagate: str, is_async: bool = False
-) -> list[Outcome]:
+) -> list[CallOutcome]:
     """Have a function called for records, with these of their headers."""
     handler = Handler(called(fn, is_async=is_async), None, concurrency=3, retries=Retries(attempts=1))
     return handled(handler, records, propagate=propagate)

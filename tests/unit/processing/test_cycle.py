@@ -12,7 +12,7 @@ import pytest
 from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import StaleClaim, TopicRecreated
 from offsetstore.offsets import BrokerView, TopicLog, Watermarks
-from offsetstore.processing.plan import Plan, check_topics
+from offsetstore.processing.plan import DeliveryPlan, check_topics
 from offsetstore.processing.runner import with_replanning
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Written
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
@@ -50,7 +50,7 @@ def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
 
 def process(claim: Claim, *, meanwhile: Callable[[], object] = lambda: None) -> Written | None:
     """Plan, compute and commit `BATCH`, as a job would; ``meanwhile`` happens when the rows are computed."""
-    plan = Plan.of(claim, BATCH)
+    plan = DeliveryPlan.of(claim, BATCH)
     computed = None
     if plan.is_worth_computing(claim):
         computed = {UNNAMED: Records(plan.remaining())}
@@ -76,7 +76,7 @@ def test_a_batch_is_planned_again_if_a_stored_offset_changed_while_it_was_comput
 
 def test_what_was_not_computed_is_planned_again_if_it_remains_after_all(claim: Claim) -> None:
     with pytest.raises(PlanOutdated):
-        commit_rows(claim, Plan.of(claim, BATCH), None)
+        commit_rows(claim, DeliveryPlan.of(claim, BATCH), None)
 
 
 def test_a_claim_that_was_taken_over_while_it_computed_writes_nothing(

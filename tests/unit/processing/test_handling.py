@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import pytest
 
 from offsetstore.errors import ConfigurationError, FunctionEnded, HandlerStuck, Outage, as_raised
-from offsetstore.processing.handling import Handler, Handling, Outcome, Record, outage_of_call
+from offsetstore.processing.handling import CallOutcome, Handler, Handling, Record, outage_of_call
 from offsetstore.protocol.retries import Retries
 from tests.support.waiting import wait_until
 from tests.unit.processing.calling import both_ways, called, handled
@@ -393,7 +393,7 @@ def test_calls_that_never_return_are_bounded_however_many_batches_they_come_from
         new = {*threading.enumerate()} - before
         return len([one for one in new if one.name.startswith("handler-")])
 
-    def batch(timeout: float = 0.1) -> list[Outcome]:
+    def batch(timeout: float = 0.1) -> list[CallOutcome]:
         with closing(Handling(Handler(hanging, None, timeout=timeout, concurrency=1))) as handling:
             handling.feed([record(0)])
             return handling.finished(10)

@@ -12,7 +12,7 @@ import pytest
 from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import LockTimeout, StoreUnavailable
 from offsetstore.processing.pause import when_not_paused
-from offsetstore.processing.plan import Plan
+from offsetstore.processing.plan import DeliveryPlan
 from offsetstore.protocol.events import PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.memory import MemoryDatabase
@@ -61,7 +61,7 @@ def process(claim: Claim, *in_each_sleep: Callable[[], object]) -> int:
     left = list(in_each_sleep)
 
     def work() -> None:
-        plan = Plan.of(claim, RANGES)
+        plan = DeliveryPlan.of(claim, RANGES)
         claim.run(lambda tx: tx.advance({tp: one.remaining for tp, one in tx.lock(RANGES).items()}))
         assert plan.remaining() == RANGES
 

@@ -12,7 +12,7 @@ import pytest
 from offsetstore import Append, Claim, DeadLetters, OffsetStore, TransactionalSink
 from offsetstore.errors import CommitUnknown, LockTimeout, ProtocolMisuse, StaleClaim
 from offsetstore.processing import put_back as module
-from offsetstore.processing.put_back import Requests
+from offsetstore.processing.put_back import ReplayRequests
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.testing import InMemoryOffsetStore
 
@@ -47,9 +47,9 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
 
 
 @pytest.fixture
-def requests(claim: Claim, replays: Replays) -> Requests:
+def requests(claim: Claim, replays: Replays) -> ReplayRequests:
     """As they are after a job's first batch."""
-    made, compute = Requests(claim, DeadLetters()), object()
+    made, compute = ReplayRequests(claim, DeadLetters()), object()
     made.compute = cast("Any", compute)
     return made
 
@@ -66,7 +66,7 @@ def test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests(
         assert store.runs("billing")[-1].status.replays_letters is (settings is not None)
 
 
-def look(requests: Requests, check: Callable[[], None] = lambda: None) -> None:
+def look(requests: ReplayRequests, check: Callable[[], None] = lambda: None) -> None:
     requests._next_look = 0
     requests.look(check)
 
@@ -74,7 +74,7 @@ def look(requests: Requests, check: Callable[[], None] = lambda: None) -> None:
 @pytest.mark.behaviour("DLQ-7")
 @pytest.mark.parametrize("error", [LockTimeout("no lock"), CommitUnknown("the answer was lost"), ValueError("secret")])
 def test_a_replay_that_cant_be_done_now_does_not_end_the_job(
-    requests: Requests, replays: Replays, error: Exception, caplog: pytest.LogCaptureFixture
+    requests: ReplayRequests, replays: Replays, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     replays.act = Mock(side_effect=error)
     look(requests)
@@ -88,7 +88,7 @@ def test_a_replay_that_cant_be_done_now_does_not_end_the_job(
 
 @pytest.mark.behaviour("DLQ-7", "HAND-7")
 def test_replays_that_fail_each_time_are_tried_less_and_less_often(
-    requests: Requests, replays: Replays, monkeypatch: pytest.MonkeyPatch
+    requests: ReplayRequests, replays: Replays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1000.0))
 
@@ -105,7 +105,7 @@ def test_replays_that_fail_each_time_are_tried_less_and_less_often(
     assert pause() == 5
 
 
-def test_a_claim_that_was_taken_over_and_a_stop_end_it(requests: Requests, replays: Replays) -> None:
+def test_a_claim_that_was_taken_over_and_a_stop_end_it(requests: ReplayRequests, replays: Replays) -> None:
     replays.act = Mock(side_effect=StaleClaim("taken over"))
     with pytest.raises(StaleClaim):
         look(requests)
@@ -117,7 +117,7 @@ def test_a_claim_that_was_taken_over_and_a_stop_end_it(requests: Requests, repla
 
 @pytest.mark.behaviour("DLQ-7")
 def test_an_idle_job_replays_while_its_query_runs_and_its_claim_is_open(
-    requests: Requests, replays: Replays, claim: Claim
+    requests: ReplayRequests, replays: Replays, claim: Claim
 ) -> None:
     running = [True]
     outdated: list[str] = []
@@ -139,7 +139,9 @@ def test_an_idle_job_replays_while_its_query_runs_and_its_claim_is_open(
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_a_drain_leaves_nothing_behind_that_replays_later(requests: Requests, replays: Replays, claim: Claim) -> None:
+def test_a_drain_leaves_nothing_behind_that_replays_later(
+    requests: ReplayRequests, replays: Replays, claim: Claim
+) -> None:
     """Its Spark may be stopped while the claim is still open."""
     compute: Any = object()
     requests.compute = None

@@ -27,7 +27,7 @@ from offsetstore.errors import (
     SinkError,
     StaleClaim,
 )
-from offsetstore.processing.runner import Interrupted, Settings
+from offsetstore.processing.runner import Interrupted, RunnerSettings
 from offsetstore.processing.unit import UNNAMED, Coordinates, PlanOutdated
 from offsetstore.protocol.events import BatchEnded, BatchStarted, IdleWorkFailed, PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
@@ -41,7 +41,7 @@ LOG = {P0: [b"%d" % number for number in range(9)]}
 
 
 def started(claim: Claim, writer: Any = None, **settings: Any) -> MemorySource:
-    return MemorySource(claim, Results() if writer is None else writer, Settings(**settings), LOG)
+    return MemorySource(claim, Results() if writer is None else writer, RunnerSettings(**settings), LOG)
 
 
 def numbers(store: InMemoryOffsetStore) -> list[Any]:
@@ -79,7 +79,7 @@ def test_a_batch_tells_the_headers_that_follow_its_records_and_reads_them_when_i
     claim: Claim, recorder: Recorder
 ) -> None:
     for names in ((), ("traceparent",)):
-        source = MemorySource(claim, Results(), Settings(propagate=names), LOG)
+        source = MemorySource(claim, Results(), RunnerSettings(propagate=names), LOG)
         source.headers = (("secret", b"s"), ("traceparent", b"00"))
         source.poll()
 
@@ -115,7 +115,7 @@ def test_whatever_is_computed_of_a_job_is_computed_while_its_source_knows(store:
 
     def made(group: str, **settings: Any) -> tuple[Looking, MemorySource]:
         claim, writer = store.claim(group, topics=["payments"]), Looking()
-        return writer, MemorySource(claim, writer, Settings(**settings), LOG, while_working)
+        return writer, MemorySource(claim, writer, RunnerSettings(**settings), LOG, while_working)
 
     def request(group: str) -> None:
         store.decide_letters(group, "requested")
@@ -153,7 +153,7 @@ def test_whatever_is_computed_of_a_job_is_computed_while_its_source_knows(store:
 def test_of_rows_that_differ_each_time_no_record_is_shown_to_be_the_one_that_cant_be_computed(
     store: InMemoryOffsetStore, claim: Claim, *, repeats: bool
 ) -> None:
-    source = MemorySource(claim, Results(), Settings(), {P0: [b"0", b"bad", b"2"]})
+    source = MemorySource(claim, Results(), RunnerSettings(), {P0: [b"0", b"bad", b"2"]})
     source.repeats = repeats
     with pytest.raises(FunctionFailed, match="first refused at record payments-0@1") as failed:
         source.drain_log()
@@ -180,7 +180,7 @@ def test_a_refusal_that_comes_and_goes_names_no_record_and_each_is_written_once(
     store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, refused: set[int]
 ) -> None:
     writer = NowAndThen(refuses=refused.__contains__)
-    source = MemorySource(claim, writer, Settings(), {P0: [b"0", b"1", b"2"]})
+    source = MemorySource(claim, writer, RunnerSettings(), {P0: [b"0", b"1", b"2"]})
     source.drain_log()
     assert (numbers(store), stored(store)) == ([0, 1, 2], 3)
     [written] = recorder.of(BatchEnded, "written")
@@ -203,7 +203,7 @@ def test_a_batch_that_is_planned_again_while_it_is_written_in_halves_tells_of_al
                 raise PlanOutdated
             return written
 
-    MemorySource(claim, Outdated(), Settings(), {P0: [b"0", b"1", b"2"]}).drain_log()
+    MemorySource(claim, Outdated(), RunnerSettings(), {P0: [b"0", b"1", b"2"]}).drain_log()
     assert (numbers(store), stored(store)) == ([0, 1, 2], 3)
     [written] = recorder.of(BatchEnded, "written")
     assert written.rows == {UNNAMED: 3}
@@ -240,7 +240,7 @@ def test_without_letters_only_bad_records_are_looked_up_among_a_batchs(
         return record(self, number)
 
     monkeypatch.setattr(Part, "record", noted)
-    settings = Settings(dead_letters=DeadLetters(max_retries=1))
+    settings = RunnerSettings(dead_letters=DeadLetters(max_retries=1))
     MemorySource(claim, Results(), settings, {P0: [b"0", b"bad", b"2"]}).drain_log()
     assert asked == {1}
     assert numbers(store) == [0, 2]

@@ -12,26 +12,26 @@ import pytest
 from offsetstore.errors import OutboxUncertain, RowsRefused
 from offsetstore.protocol.outbox import (
     LOOKS,
-    Ask,
-    Check,
+    AskForMark,
+    CheckToken,
     Fence,
     Fetch,
-    Look,
+    KafkaMark,
     Mark,
     OnUncertain,
     OutboxRow,
-    Pause,
     Peek,
-    Position,
     Probe,
     Read,
-    Record,
+    ReadRows,
     Refusal,
     Rest,
     Send,
     Standing,
     Step,
     Take,
+    WaitForMark,
+    WriteBatch,
     outbox_record,
     relaying,
 )
@@ -41,7 +41,7 @@ OURS = "cluster"
 IDS = (7, 8, 9)
 ROWS = [OutboxRow(id_, "events", b"key", b"value") for id_ in IDS]
 OPEN, BEFORE = Mark(5, "five"), Mark(4, "four")
-TRIAL_STEPS = [Check(), Fence(), Ask(), Read(), Send(OPEN)]
+TRIAL_STEPS = [CheckToken(), Fence(), AskForMark(), Read(), Send(OPEN)]
 
 
 Answer: TypeAlias = Callable[[Sequence[OutboxRow]], Refusal | None]
@@ -95,20 +95,20 @@ class Outbox:
     def answer(self) -> Any:  # noqa: PLR0911 - one case for each step
         """Do a step."""
         match self.step:
-            case Look(most=limit, without=without, only=only, but=but):
+            case ReadRows(most=limit, without=without, only=only, but=but):
                 gone = {*without}
                 found = ((id_, topic) for id_, topic in self.rows.items() if id_ not in gone and topic not in but)
                 mine = (one for one in found if only in {None, one[1]})
                 return [OutboxRow(*one, b"key", b"value", wrong=self.wrong) for one in islice(mine, limit)]
-            case Ask():
-                return Position(OURS, *self.kafka)
+            case AskForMark():
+                return KafkaMark(OURS, *self.kafka)
             case Read() | Peek():
                 return self.stored
             case Fetch(ids=ids):
                 return [OutboxRow(id_, self.rows[id_], b"key", b"value", wrong=self.wrong) for id_ in ids]
             case Probe(topics=topics):
                 return {one: f"no topic {one}" for one in topics if one in self.missing}
-            case Record(mark=mark, ids=ids, before=before) as step:
+            case WriteBatch(mark=mark, ids=ids, before=before) as step:
                 self.stored = Standing(mark.number, ids, OURS, mark.word, before)
                 self.aside.extend(step.refused)
                 for id_ in (*step.done, *step.refused):
@@ -159,18 +159,18 @@ def steps(
     done: list[Step] = []
     step = next(machine)
     while not isinstance(step, Rest):
-        if isinstance(step, Pause) and done[-1] == Read():
+        if isinstance(step, WaitForMark) and done[-1] == Read():
             del done[-2:]  # it asks once more: what was read before counts no longer
             step = machine.send(None)
         answer: Any = None
         match step:
-            case Ask():
-                answer = Position(OURS, *kafka)
+            case AskForMark():
+                answer = KafkaMark(OURS, *kafka)
             case Read():
                 answer = stored
             case Fetch(ids=asked):
                 answer = [row for row in rows if row.id in asked]
-            case Look():
+            case ReadRows():
                 answer = ()
             case Send(rows=sent) if sent and coming:
                 answer = coming.pop(0)
@@ -192,19 +192,28 @@ def standing(ids: Sequence[int] = IDS, cluster: str = OURS) -> Standing:
 def test_the_database_is_taken_and_kafka_fenced_before_either_is_read() -> None:
     first, again = relaying(), relaying(again=True)
 
-    before = [Peek(), Ask(is_fenced=False), Fence()]
-    position = Position(OURS, None)
+    before = [Peek(), AskForMark(is_fenced=False), Fence()]
+    position = KafkaMark(OURS, None)
     answers = [None, Standing(), position, None, None, None, position]
-    assert [first.send(answer) for answer in answers] == [*before, Take(), Fence(), Ask(), Read()]
-    assert [again.send(answer) for answer in (None, None, None, position)] == [Check(), Fence(), Ask(), Read()]
+    assert [first.send(answer) for answer in answers] == [*before, Take(), Fence(), AskForMark(), Read()]
+    assert [again.send(answer) for answer in (None, None, None, position)] == [
+        CheckToken(),
+        Fence(),
+        AskForMark(),
+        Read(),
+    ]
 
 
 @pytest.mark.behaviour("OUT-5")
 def test_what_does_not_fit_ends_a_start_before_it_takes_anything_over_unless_another_relay_is_working() -> None:
     """What is read before is neither locked nor fenced: the other one may have sent and recorded a batch in between."""
-    position = Position(OURS, 7, "seven")
+    position = KafkaMark(OURS, 7, "seven")
     started = relaying()
-    assert [next(started), started.send(standing()), started.send(position)] == [Peek(), Ask(is_fenced=False), Peek()]
+    assert [next(started), started.send(standing()), started.send(position)] == [
+        Peek(),
+        AskForMark(is_fenced=False),
+        Peek(),
+    ]
     with pytest.raises(OutboxUncertain, match="has later batches"):
         started.send(standing())
 
@@ -216,21 +225,21 @@ def test_what_does_not_fit_ends_a_start_before_it_takes_anything_over_unless_ano
 @pytest.mark.parametrize(
     ("first", "position", "later", "fits"),
     [
-        (standing(), Position(OURS, 7, "seven"), Standing(7, (), OURS, "seven"), True),
-        (standing(), Position(OURS, 6, "six"), Standing(9, (1,), OURS, "nine", "eight"), True),
-        (standing(), Position(OURS, 5, "with fewer rows"), Standing(6, (1,), OURS, "six", "five"), True),
-        (standing(), Position(OURS, 4, "four"), Standing(4, (), OURS, "four"), True),
-        (Standing(), Position(OURS, 1, "one"), Standing(2, (1,), OURS, "two", "one"), True),
-        (standing(), Position(OURS, None), Standing(7, (), OURS, "seven"), False),
-        (standing(), Position("other", 6, "six"), Standing(7, (), OURS, "seven"), False),
-        (standing(), Position("other", 6, "six"), Standing(7, (), "other", "seven"), False),
-        (standing(), Position(OURS, 3, "three"), Standing(7, (), OURS, "seven"), False),
-        (standing(), Position(OURS, 8, "eight"), Standing(7, (), OURS, "seven"), False),
+        (standing(), KafkaMark(OURS, 7, "seven"), Standing(7, (), OURS, "seven"), True),
+        (standing(), KafkaMark(OURS, 6, "six"), Standing(9, (1,), OURS, "nine", "eight"), True),
+        (standing(), KafkaMark(OURS, 5, "with fewer rows"), Standing(6, (1,), OURS, "six", "five"), True),
+        (standing(), KafkaMark(OURS, 4, "four"), Standing(4, (), OURS, "four"), True),
+        (Standing(), KafkaMark(OURS, 1, "one"), Standing(2, (1,), OURS, "two", "one"), True),
+        (standing(), KafkaMark(OURS, None), Standing(7, (), OURS, "seven"), False),
+        (standing(), KafkaMark("other", 6, "six"), Standing(7, (), OURS, "seven"), False),
+        (standing(), KafkaMark("other", 6, "six"), Standing(7, (), "other", "seven"), False),
+        (standing(), KafkaMark(OURS, 3, "three"), Standing(7, (), OURS, "seven"), False),
+        (standing(), KafkaMark(OURS, 8, "eight"), Standing(7, (), OURS, "seven"), False),
     ],
     ids=str,
 )
 def test_a_start_with_another_anchor_or_cluster_does_not_end_a_relay_that_is_busy(
-    first: Standing, position: Position, later: Standing, *, fits: bool
+    first: Standing, position: KafkaMark, later: Standing, *, fits: bool
 ) -> None:
     """It records many times a second. Only what it can have sent between two looks at the database is its doing."""
     started = relaying()
@@ -243,7 +252,7 @@ def test_a_start_with_another_anchor_or_cluster_does_not_end_a_relay_that_is_bus
 
     def go_on() -> None:
         for _ in range(LOOKS):  # each time it asks Kafka again, and fences nobody
-            assert isinstance(started.send(later), Pause)
+            assert isinstance(started.send(later), WaitForMark)
             assert [started.send(answer) for answer in (None, first, position)][-1] == Peek()
 
     with pytest.raises(OutboxUncertain):
@@ -251,20 +260,20 @@ def test_a_start_with_another_anchor_or_cluster_does_not_end_a_relay_that_is_bus
 
 
 ZERO, DRAWN = Mark(0, "zero"), Mark(0, "w1")
-REST = Look(10_000, ())
+REST = ReadRows(10_000, ())
 STARTS: dict[str, tuple[Any, Standing, Sequence[OutboxRow], list[Step]]] = {
     # Kafka has a number before the database has one.
-    "the first one": ((None, None), Standing(), ROWS, [Send(DRAWN), Record(DRAWN, cluster_id=OURS), REST]),
-    "the first one, again": (ZERO, Standing(), ROWS, [Record(ZERO, cluster_id=OURS), REST]),
+    "the first one": ((None, None), Standing(), ROWS, [Send(DRAWN), WriteBatch(DRAWN, cluster_id=OURS), REST]),
+    "the first one, again": (ZERO, Standing(), ROWS, [WriteBatch(ZERO, cluster_id=OURS), REST]),
     "without a batch": (OPEN, standing(()), ROWS, [REST]),
-    "Kafka has the batch": (OPEN, standing(), ROWS, [Look(10_000, IDS), Record(OPEN, (), IDS), REST]),
+    "Kafka has the batch": (OPEN, standing(), ROWS, [ReadRows(10_000, IDS), WriteBatch(OPEN, (), IDS), REST]),
     "Kafka lacks it": (
         BEFORE,
         standing(),
         ROWS,
-        [Fetch(IDS), Send(OPEN, ROWS), Look(10_000, [*IDS]), Record(OPEN, (), [*IDS]), REST],
+        [Fetch(IDS), Send(OPEN, ROWS), ReadRows(10_000, [*IDS]), WriteBatch(OPEN, (), [*IDS]), REST],
     ),
-    "somebody has deleted its rows": (BEFORE, standing(), [], [Fetch(IDS), Record(BEFORE), REST]),
+    "somebody has deleted its rows": (BEFORE, standing(), [], [Fetch(IDS), WriteBatch(BEFORE), REST]),
 }
 
 
@@ -277,7 +286,7 @@ def test_what_a_start_does_about_the_last_batch(start: str) -> None:
 def test_a_batch_that_was_too_much_for_the_line_is_sent_in_parts() -> None:
     part = Mark(5, "w1")
     found = steps(BEFORE, standing(), limit=2)
-    assert found[1:4] == [Record(part, [7, 8], before="four"), Send(part, ROWS[:2]), Look(4, [7, 8])]
+    assert found[1:4] == [WriteBatch(part, [7, 8], before="four"), Send(part, ROWS[:2]), ReadRows(4, [7, 8])]
 
 
 LOST, ANOTHER = "has lost the number.*", "another batch of this number"
@@ -314,7 +323,7 @@ def test_what_seems_lost_is_asked_for_again_for_twenty_seconds_and_nothing_else_
 ) -> None:
     machine = relaying(again=True)
     made = [next(machine)]
-    answers: dict[object, object] = {Ask: Position(OURS, *kafka), Read: stored}
+    answers: dict[object, object] = {AskForMark: KafkaMark(OURS, *kafka), Read: stored}
 
     def go_on() -> None:
         while True:
@@ -322,8 +331,8 @@ def test_what_seems_lost_is_asked_for_again_for_twenty_seconds_and_nothing_else_
 
     with pytest.raises(OutboxUncertain):
         go_on()
-    pauses = [Pause(lost=Position(OURS, *kafka)), *[Pause()] * (LOOKS - 2)]  # it is told once
-    assert [step for step in made if isinstance(step, Pause)] == (pauses if seems_lost else [])
+    pauses = [WaitForMark(lost=KafkaMark(OURS, *kafka)), *[WaitForMark()] * (LOOKS - 2)]  # it is told once
+    assert [step for step in made if isinstance(step, WaitForMark)] == (pauses if seems_lost else [])
     assert 15 <= (LOOKS - 1) * TRIAL <= 20
 
 
@@ -347,9 +356,9 @@ def test_a_person_s_decision_gives_both_sides_a_mark_that_neither_had(
     repeated = steps(kafka, standing(), on_uncertain="repeat")
 
     mark, after = Mark(floor, "w1"), Mark(floor + 1, "w2")
-    assert skipped == [Send(mark), Record(mark, (), IDS, cluster_id=OURS), Look(10_000, ())]
+    assert skipped == [Send(mark), WriteBatch(mark, (), IDS, cluster_id=OURS), ReadRows(10_000, ())]
     assert repeated[:4] == [
-        Send(mark), Record(after, IDS, before="w1", cluster_id=OURS), Fetch(IDS), Send(after, ROWS)
+        Send(mark), WriteBatch(after, IDS, before="w1", cluster_id=OURS), Fetch(IDS), Send(after, ROWS)
     ]  # fmt: skip
     with pytest.raises(OutboxUncertain):
         steps(mark, standing())
@@ -360,7 +369,14 @@ def test_rows_that_are_refused_by_themselves_are_set_aside_at_once_and_the_other
     """As a row that Kafka names, once its batch is aborted. A new producer goes on."""
     found = steps(BEFORE, standing(), refusals=[Refusal(certain={8: "too large"}, is_proven=True)])
 
-    expected = [Check(), Fence(), Ask(), Read(), Send(BEFORE), Record(BEFORE, (), refused={8: "too large"})]
+    expected = [
+        CheckToken(),
+        Fence(),
+        AskForMark(),
+        Read(),
+        Send(BEFORE),
+        WriteBatch(BEFORE, (), refused={8: "too large"}),
+    ]
     assert found[1:8] == [Send(OPEN, ROWS), *expected]
 
 
@@ -432,7 +448,7 @@ def test_what_no_abort_has_proven_is_tried_twice_each_time_by_a_new_producer_tha
     assert (outbox.batches, outbox.aside, outbox.now) == ([[8]] * 3, [], TRIAL)
     outbox.run(1)
     assert outbox.aside == [8]
-    steps_ = [one for one in outbox.steps if isinstance(one, (Check, Fence, Send, Read, Ask))]
+    steps_ = [one for one in outbox.steps if isinstance(one, (CheckToken, Fence, Send, Read, AskForMark))]
     tried = [one for one in steps_ if isinstance(one, Send) and one.rows]
     assert steps_ == [*TRIAL_STEPS[:-1], *(step for one in tried for step in (one, *TRIAL_STEPS))]
 
@@ -611,7 +627,7 @@ def test_a_thousand_topics_that_are_missing_are_asked_for_together_and_seldom() 
     outbox.run(1, rests=60)
     assert not outbox.batches
     assert sum(isinstance(one, Probe) for one in outbox.steps) <= 10
-    assert sum(isinstance(one, Look) for one in outbox.steps) <= 70
+    assert sum(isinstance(one, ReadRows) for one in outbox.steps) <= 70
 
 
 @pytest.mark.behaviour("OUT-6")

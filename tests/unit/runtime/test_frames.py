@@ -16,8 +16,8 @@ import pytest
 
 from offsetstore import Append, Handler, OffsetRange, Retries, TopicPartition
 from offsetstore.consumer.delivery import Computation
-from offsetstore.consumer.outputs import Outputs
-from offsetstore.consumer.records import Record
+from offsetstore.consumer.outputs import ConsumerOutputs
+from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.errors import BrokerUnavailable, FunctionFailed, LockTimeout, Outage, RowsRefused, SinkError
 from offsetstore.kafka.broker import _Requests
 from offsetstore.kafka.client import Deadline
@@ -197,8 +197,8 @@ def test_a_record_that_cant_be_computed_is_not_held_by_its_error() -> None:
         raise ValueError(records.num_rows)
 
     gone: list[weakref.ref[Held]] = []
-    outputs, claim = Outputs(transform, Append("results")), cast("Any", None)
-    why = Computation(claim, outputs).tried([Record(P0, 0, Payload(None, b"1", (), 0, 0))])
+    outputs, claim = ConsumerOutputs(transform, Append("results")), cast("Any", None)
+    why = Computation(claim, outputs).tried([ConsumedRecord(P0, 0, Payload(None, b"1", (), 0, 0))])
     assert isinstance(why, FunctionFailed)
     assert isinstance(why.__cause__, ValueError)
     assert [one() for one in gone] == [None]

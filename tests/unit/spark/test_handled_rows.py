@@ -17,11 +17,11 @@ from offsetstore import Retries
 from offsetstore.errors import ConfigurationError
 from offsetstore.processing.handled_rows import arrow_rows, as_failed
 from offsetstore.processing.handling import (
+    CallOutcome,
     Handler,
     HandlerError,
     HandlerFailed,
     NoRows,
-    Outcome,
     Record,
     rows_of,
     unfit,
@@ -32,8 +32,8 @@ from offsetstore.spark.handlers import FAILED, ROWS, HandlerCalls, TopicIds, che
 STRUCT = pa.struct([("n", pa.int32()), ("d", pa.date32())])
 
 
-def outcome(offset: int, *rows: Any) -> Outcome:
-    return Outcome(Record("payments", 0, offset), rows)
+def outcome(offset: int, *rows: Any) -> CallOutcome:
+    return CallOutcome(Record("payments", 0, offset), rows)
 
 
 def made(kind: Any, value: Any) -> Any:
@@ -42,7 +42,7 @@ def made(kind: Any, value: Any) -> Any:
     return lists[0]["rows"][0]["v"] if one.error is None else one.error
 
 
-def rows(outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]) -> tuple[list[Any], Sequence[Outcome]]:
+def rows(outcomes: Sequence[CallOutcome], schemas: Mapping[str, pa.Schema]) -> tuple[list[Any], Sequence[CallOutcome]]:
     column: Any
     column, found = arrow_rows(outcomes, schemas)
     return column.to_pylist(), found
@@ -267,7 +267,7 @@ def test_an_outage_is_told_at_each_record_that_is_left_and_nothing_more_is_calle
 def test_rows_that_arrow_cant_hold_in_one_batch_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds 2 GiB of text in one array."""
 
-    def few(outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]) -> Any:
+    def few(outcomes: Sequence[CallOutcome], schemas: Mapping[str, pa.Schema]) -> Any:
         if len(outcomes) > 2:
             raise TypeError("Expected Array, got ChunkedArray")
         return arrow_rows(outcomes, schemas)

@@ -25,7 +25,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 import offsetstore.spark
 from offsetstore import OffsetRange, Pause, TopicPartition, errors
 from offsetstore.protocol.events import BatchEnded, LettersWritten, PauseChanged, QueryStarted
-from offsetstore.runtime.signals import Requests
+from offsetstore.runtime.signals import StopRequests
 from offsetstore.spark import run_job as module
 from offsetstore.spark.plans import query as queries
 from offsetstore.spark.plans.admission import check_connector
@@ -363,7 +363,7 @@ def test_signals_that_come_together_are_one_and_another_one_ends_the_process_at_
     assert sink.was_stopped
 
     now, sent = [100.0], list[int]()
-    monkeypatch.setattr(module, "Requests", lambda: Requests(lambda: now[0]))
+    monkeypatch.setattr(module, "StopRequests", lambda: StopRequests(lambda: now[0]))
     job: Any = offsetstore.spark.job()
     job._is_running = True
 

@@ -16,7 +16,7 @@ from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import FunctionEnded, OffsetStoreError, SinkError, StaleClaim
 from offsetstore.protocol.replay import decide
 from offsetstore.spark.executors.record_batches import InputCutOff
-from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
+from offsetstore.spark.executors.task import TaskEnding, TaskResult, Tasks
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.work import here
@@ -63,14 +63,14 @@ def advance(store: InMemoryOffsetStore, claim: Claim, until: int) -> None:
         tx.advance({P0: plan[P0].remaining})
 
 
-def perform(store: InMemoryOffsetStore, claim: Claim, batches: Iterable[pa.RecordBatch], **more: Any) -> Result:
+def perform(store: InMemoryOffsetStore, claim: Claim, batches: Iterable[pa.RecordBatch], **more: Any) -> TaskResult:
     """Run the only task of a batch that was planned where nothing was stored yet; all ``batches`` arrive."""
     return perform_with(store, claim, [*batches, None], **more)
 
 
 def perform_with(
     store: InMemoryOffsetStore, claim: Claim, received: Iterable[pa.RecordBatch | None], **more: Any
-) -> Result:
+) -> TaskResult:
     writer: Any = more.get("writer") or Keep()
     tasks = Tasks(here(store), TaskClaim.of(claim), writer, [decide(0, PLANNED)], [P0], None, 1.0)
     return tasks.perform(0, iter(received))

@@ -16,7 +16,7 @@ import pytest
 from offsetstore.errors import ConfigurationError
 from offsetstore.processing.by_record import RowsByRecord
 from offsetstore.processing.handled_rows import arrow_rows, schema_of
-from offsetstore.processing.handling import Outcome, Record
+from offsetstore.processing.handling import CallOutcome, Record
 from offsetstore.writers import Append
 from offsetstore.writers.arrow import kinds
 from offsetstore.writers.arrow.casts import find_cast
@@ -31,7 +31,7 @@ EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.of} {case
 def made(kind: Any, value: Any) -> Any:
     """The value as a handler's column has it, or the error of its record."""
     column: Any
-    column, [one] = arrow_rows([Outcome(Record("payments", 0, 0), [{"v": value}])], {"": pa.schema([("v", kind)])})
+    column, [one] = arrow_rows([CallOutcome(Record("payments", 0, 0), [{"v": value}])], {"": pa.schema([("v", kind)])})
     return one.error or column.to_pylist()[0]["rows"][0]["v"]
 
 
@@ -77,7 +77,7 @@ class Raises:
 @pytest.mark.parametrize("value", [Leaves(), Raises()], ids=["leaves", "raises"])
 def test_a_value_that_leaves_when_it_is_looked_at_fails_its_record_alone(value: object) -> None:
     column: Any
-    rows = [Outcome(Record("payments", 0, at), [{"v": one}]) for at, one in enumerate((1, value))]
+    rows = [CallOutcome(Record("payments", 0, at), [{"v": one}]) for at, one in enumerate((1, value))]
     column, found = arrow_rows(rows, {"": pa.schema([arrow.field("v", pa.int64(), nullable=False)])})
     assert [one.error is None for one in found] == [True, False]
     assert column.to_pylist() == [{"rows": [{"v": 1}]}, {"rows": []}]

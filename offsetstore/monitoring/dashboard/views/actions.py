@@ -28,7 +28,7 @@ from offsetstore.monitoring.dashboard.context import (
 from offsetstore.monitoring.dashboard.decisions import (
     DECISIONS,
     Answers,
-    Decision,
+    AnyOperation,
     Invalid,
     names_letters,
     premise,
@@ -173,7 +173,7 @@ def _show_form(
 def _show_plan(
     request: Request,
     name: str,
-    decision: Decision,
+    decision: AnyOperation,
     group: str,
     planned: dict[str, str],
     *,
@@ -215,7 +215,7 @@ def _show_plan(
     )
 
 
-def _planned(actions: Deciding, store: OffsetStore, decision: Decision) -> Plan:
+def _planned(actions: Deciding, store: OffsetStore, decision: AnyOperation) -> Plan:
     # Whether letters were overtaken is for a role that may read their contents, which that of the pages need not be.
     is_forced = isinstance(decision, ReplayLetters) and decision.forced
     return plan_of((actions.store if is_forced else store).database, decision)

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, page_of, show
 from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.operations.group_status import STATES
-from offsetstore.protocol.runs import KEPT, SOURCES, Phase, Run, RunState, Source
+from offsetstore.protocol.runs import KEPT, SOURCES, ErrorSource, Phase, Run, RunState
 
 RUNS_ON_A_PAGE: Final = 10
 ERRORS_ON_A_PAGE: Final = 50
@@ -23,7 +23,7 @@ WORDS: Final = {state: STATES[state] for state in get_args(RunState)}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RunRow:
     """One run. Its times are those of the database, to the second, so that they don't change with each heartbeat."""
 
     run: Run
@@ -32,7 +32,7 @@ class Row:
     batch_at: datetime | None
 
     @classmethod
-    def of(cls, run: Run) -> Row:
+    def of(cls, run: Run) -> RunRow:
         """The run as it was read."""
         status = run.status
         last = status.last_batch_age
@@ -61,7 +61,7 @@ def runs(request: Request) -> Response:
     store = dashboard_of(request).store
     page, errors_page = page_of(request), page_of(request, "errors")
     asked = request.query_params.get("source", "")
-    sources: list[Source] = [one for one in SOURCES if one == asked]
+    sources: list[ErrorSource] = [one for one in SOURCES if one == asked]
     found = store.runs(name, limit=min(KEPT, page * RUNS_ON_A_PAGE + 1))[::-1]
     errors = store.errors(name, sources=sources, limit=min(KEPT, errors_page * ERRORS_ON_A_PAGE + 1))[::-1]
     same = {"group": name, "source": sources[0] if sources else None}
@@ -75,7 +75,7 @@ def runs(request: Request) -> Response:
         request,
         "runs.html",
         group=name,
-        rows=[Row.of(run) for run in found[at : at + RUNS_ON_A_PAGE]],
+        rows=[RunRow.of(run) for run in found[at : at + RUNS_ON_A_PAGE]],
         has_runs=bool(found),
         newest_runs=address(1, errors_page) if page > 1 else None,
         older_runs=address(page + 1, errors_page) if len(found) > at + RUNS_ON_A_PAGE else None,

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 from pyspark import TaskContext
 
 from offsetstore import Handler, Record, Retries
-from offsetstore.testing.job_process import Event
+from offsetstore.testing.job_process import OutputLine
 
 Place: TypeAlias = "tuple[str, int, int]"
 """Topic, partition and offset."""
@@ -178,7 +178,7 @@ class Worked:
     """
 
     epoch: int
-    events: Sequence[Event] = ()
+    events: Sequence[OutputLine] = ()
     kills: Sequence[float] = ()
     was_cut: bool = False
 

@@ -38,7 +38,7 @@ from offsetstore.errors import OffsetStoreError, RowsRefused
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.runtime import failpoints
-from offsetstore.spark.sink import Transform
+from offsetstore.spark.sink import SparkTransform
 from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.faults.chaos.harness import calls, landing
 
@@ -218,7 +218,7 @@ def make_sink(claim: Claim, work: Work) -> TransactionalSink:
     return TransactionalSink(claim, _transform(claim, work), metadata=note, dead_letters=letters, **how)
 
 
-def _transform(claim: Claim, work: Work) -> Transform | Handler:
+def _transform(claim: Claim, work: Work) -> SparkTransform | Handler:
     by_partition, has_letters = work.way == "partition", work.dead_letters is not None
     if work.handler is not None:
         return calls.handler(**work.handler, epoch=claim.token.epoch, by_partition=by_partition)

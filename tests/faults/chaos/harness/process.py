@@ -16,7 +16,7 @@ import psutil
 
 from offsetstore.local.spark.launch import spark_environment
 from offsetstore.testing import job_process
-from offsetstore.testing.job_process import Event
+from offsetstore.testing.job_process import OutputLine
 from tests.faults.chaos.harness.clusters import Clusters, Kind
 from tests.faults.chaos.harness.job import Work
 from tests.support.waiting import PATIENCE
@@ -52,7 +52,7 @@ class JobProcess(job_process.JobProcess):
         with suppress(OSError):
             self.write(word)
 
-    def wait_for(self, kind: str, *, count: int = 1, since: int = 0, timeout: float = 60) -> Event:
+    def wait_for(self, kind: str, *, count: int = 1, since: int = 0, timeout: float = 60) -> OutputLine:
         """The same with `PATIENCE`."""
         return super().wait_for(kind, count=count, since=since, timeout=timeout * PATIENCE)
 

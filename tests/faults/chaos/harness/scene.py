@@ -20,7 +20,7 @@ from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.testing.fixtures import copy_database
-from offsetstore.testing.job_process import Event
+from offsetstore.testing.job_process import OutputLine
 from tests.faults.chaos.harness.clusters import Kind
 from tests.faults.chaos.harness.errors import Report
 from tests.faults.chaos.harness.expected import Stretch
@@ -64,14 +64,14 @@ class Job:
         process.send(work)
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[OutputLine]:
         return self.process.events[self._since : self._until]
 
-    def wait_for(self, kind: str, count: int = 1, timeout: float = 60) -> Event:
+    def wait_for(self, kind: str, count: int = 1, timeout: float = 60) -> OutputLine:
         """Wait for the ``count``th event of a kind: claimed, begun, done, reached, failed, ended."""
         return self.process.wait_for(kind, count=count, since=self._since, timeout=timeout)
 
-    def told(self, kind: str) -> list[Event]:
+    def told(self, kind: str) -> list[OutputLine]:
         return [event for event in self.events if event.kind == kind]
 
     @property
@@ -95,7 +95,7 @@ class Job:
         failed = self.told("failed")
         return Report(**failed[0].what) if failed else None
 
-    def tells_of_the_kill(self, event: Event) -> bool:
+    def tells_of_the_kill(self, event: OutputLine) -> bool:
         """Whether one half of it tells that the other is gone, which says nothing of a transaction under way."""
         return event.kind == "failed" and self.was_killed and not event.what["ours"]
 
@@ -483,7 +483,7 @@ def stored_in(database: Database, group: str, topic: str) -> dict[int, int]:
     return {partition: offset for g, t, partition, offset in found if (g, t) == (group, topic)}
 
 
-def _own(job: Job) -> list[Event]:
+def _own(job: Job) -> list[OutputLine]:
     return [event for event in job.events if not job.tells_of_the_kill(event)]
 
 

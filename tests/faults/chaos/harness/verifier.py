@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offsetstore.testing.job_process import Event
+from offsetstore.testing.job_process import OutputLine
 from tests.faults.chaos.harness.expected import HistoryBroken, Stretch, Totals, entries, stretches
 from tests.faults.chaos.harness.ledger import Bad, Entry, Ledger
 from tests.faults.chaos.harness.observer import Look
@@ -23,7 +23,7 @@ class Told:
 
     group: str
     way: str
-    events: Sequence[Event]
+    events: Sequence[OutputLine]
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ class Verifier:
                         self._note("I6", _differs_from_report(event, begun, by_claim, job.way))
                     begun = {}
 
-    def _invisible(self, group: str, event: Event) -> list[str]:
+    def _invisible(self, group: str, event: OutputLine) -> list[str]:
         """The ranges of a batch that was reported done, which the first look after that does not show."""
         after = next((look for look in self.looks if look.last > event.at), None)
         if after is None:
@@ -242,7 +242,7 @@ def _named(found: tuple[str, int, Entry]) -> str:
 
 
 def _differs_from_report(
-    event: Event, begun: dict[str, Any], moves: Sequence[tuple[str, int, int]], way: str
+    event: OutputLine, begun: dict[str, Any], moves: Sequence[tuple[str, int, int]], way: str
 ) -> Iterator[str]:
     """What a failed batch has advanced without saying so, and what it says it has stored, and has not.
 
