@@ -100,7 +100,7 @@ class CarefulFeed(Feed):
         self._was_one = False
 
     @property
-    def is_careful(self) -> bool:  # noqa: D102 - see above
+    def is_careful(self) -> bool:
         return bool(self._apart)
 
     @property

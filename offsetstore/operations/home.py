@@ -3,8 +3,6 @@
 Only the tables' owner may: the answer decides whose results count, and a job must not give it for itself.
 """
 
-# ruff: noqa: D102 - `Operation` says what the methods do
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

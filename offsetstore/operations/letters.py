@@ -4,8 +4,6 @@ A decision locks the letters, in their order, and writes one line into the group
 were chosen, who decided it and why. Each letter's own row says the same of the last decision about it.
 """
 
-# ruff: noqa: D102 - `Operation` says what the methods do
-
 from __future__ import annotations
 
 import time

@@ -4,8 +4,6 @@ A copy leaves the group and its job alone. A rename and a delete fence the job; 
 nothing comes back under it.
 """
 
-# ruff: noqa: D102 - `Operation` says what the methods do
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A relay has moved them to a table of their own, or a person has, because they bl
 line into the history of the group whose job has written them, whatever the group is called now.
 """
 
-# ruff: noqa: D102 - `Operation` says what the methods do
-
 from __future__ import annotations
 
 from abc import abstractmethod

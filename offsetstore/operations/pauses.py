@@ -1,7 +1,5 @@
 """Pauses, and the metadata of a stored offset: decisions that leave a group's job and its token as they are."""
 
-# ruff: noqa: D102 - `Operation` says what the methods do
-
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator

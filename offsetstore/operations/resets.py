@@ -3,8 +3,6 @@
 Rows that were set are pinned, so that the decision takes precedence over what Kafka still has.
 """
 
-# ruff: noqa: D102 - `Operation` says what the methods do
-
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping

@@ -4,7 +4,7 @@ A value of 10 MB stays where it is, in the table's TOAST, unless a statement's r
 measuring it don't read it.
 """
 
-# ruff: noqa: D102, S608 - the Protocol says what the methods do; statements are made of this file's constants alone
+# ruff: noqa: S608 - the Protocol says what the methods do; statements are made of this file's constants alone
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The outbox on PostgreSQL: the statement of a job, and how a relay is woken."""
 
-# ruff: noqa: D102 - the Protocol says what the methods do
-
 from __future__ import annotations
 
 import json

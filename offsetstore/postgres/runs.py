@@ -1,7 +1,5 @@
 """The runs of jobs and their errors, on PostgreSQL: the statements, and what `RunSession` says of them."""
 
-# ruff: noqa: D102 - the Protocol says what the methods do
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A broker with given answers, for tests without Kafka."""
 
-# ruff: noqa: D102 - the Protocol that they implement says what the methods do
-
 from __future__ import annotations
 
 import threading

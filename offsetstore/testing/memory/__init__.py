@@ -9,8 +9,6 @@ names: these are a `ConfigurationError`. To test a job that replays its letters,
 ``store.decide_letters``.
 """
 
-# ruff: noqa: D102 - the Protocol that they implement says what the methods do
-
 from __future__ import annotations
 
 import time

@@ -1,7 +1,5 @@
 """Dead letters and failed attempts in memory: the part of a `MemorySession` that implements `LetterSession`."""
 
-# ruff: noqa: D102 - the Protocol says what the methods do
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Rows in memory, and one transaction over them: READ COMMITTED, row locks, and what it writes kept until COMMIT."""
 
-# ruff: noqa: D102 - the Protocol that they implement says what the methods do
-
 from __future__ import annotations
 
 import threading

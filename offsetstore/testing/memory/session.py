@@ -1,7 +1,5 @@
 """A `Session` in memory: groups, partitions, marks, history, heartbeats and runs."""
 
-# ruff: noqa: D102 - the Protocol that they implement says what the methods do
-
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
