@@ -6,9 +6,11 @@ import gc
 import os
 from collections.abc import Iterator
 from fcntl import LOCK_EX, flock
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.runtime import failpoints
@@ -25,15 +27,34 @@ pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours", "tests.dur
 pytest.register_assert_rewrite("tests.contract")  # its cases are in modules that no test is collected from
 
 
+# All on one worker, and so on one Spark: a second one would have to get warm, too.
+ON_SPARK = tuple(
+    f"tests/integration/{place}"
+    for place in ("spark/", "examples/test_jobs.py", "examples/test_three_lines.py", "mistakes/")
+)
 # What takes longest: begun first, so that no worker is left alone with it at the end of a run.
-LONG = tuple(
-    f"tests/{place}"
-    for place in ("integration/demo", "integration/examples", "faults/chaos", "docs/test_readme", "integration/spark")
+LONG = (
+    *ON_SPARK,
+    "tests/integration/demo",
+    "tests/integration/examples",
+    "tests/faults/chaos",
+    "tests/docs/test_readme",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((n for n, place in enumerate(LONG) if item.nodeid.startswith(place)), len(LONG)))
+
+
+class _Scheduling(LoadFileScheduling):
+    """One worker for all tests on the run's Spark, and for each other file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "Spark" if nodeid.startswith(ON_SPARK) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture
