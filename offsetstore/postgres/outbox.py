@@ -306,8 +306,8 @@ class Listener:
         try:
             with translated():
                 self._driver.autocommit = True
-                # Behind a pooler, the process id is the pooler's own, or changes with each statement. There LISTEN is left
-                # out, since the session with the server is not kept (decision 0095).
+                # Behind a pooler, the process id is the pooler's own, or changes with each statement. LISTEN is useless
+                # there: the session with the server is not kept (decision 0095).
                 asked = [self._driver.execute("SELECT pg_backend_pid()").fetchone() for _ in range(2)]
                 self.is_pooled = asked != [(self._driver.info.backend_pid,)] * 2
                 if not self.is_pooled:
