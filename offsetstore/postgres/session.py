@@ -556,7 +556,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         role, schema = missing[0].role, missing[0].schema
         raise MissingPrivilege(
             "the role may not do all that a job does; no job was fenced",
-            found=f"role {quoted(role)} lacks {', '.join(f'{grant.privilege} on {grant.in_table}' for grant in missing)}",
+            found=f"role {quoted(role)} lacks {', '.join(f'{row.privilege} on {row.in_table}' for row in missing)}",
         ).granted_by("--role", role, *schema_option(schema))
 
     def identity(self) -> StoreIdentity:
