@@ -237,8 +237,8 @@ def _moment(source: pa.DataType, kind: str, modifier: int) -> Cast | None:
 
 
 def _numeric(source: pa.DataType, modifier: int) -> Cast | None:
-    # Converted to a decimal first: pgpq writes any other number into numeric as 0.00, without an error. PostgreSQL rounds
-    # too many digits after the point. It refuses too many before it; checked here, all such rows are found at once.
+    # Converted to a decimal first: pgpq writes any other number into numeric as 0.00, without an error. PostgreSQL
+    # rounds digits after the point. It refuses too many before it; checked here, all such rows are found at once.
     scale = numeric_scale(modifier)
     after = () if modifier < 0 else (finer_than(scale), too_large(numeric_precision(modifier) - scale))
     if pa.types.is_integer(source):

@@ -111,7 +111,7 @@ class Encoding:
         return found
 
     def _encode(self, encoder: Any, batch: pa.RecordBatch) -> bytes:
-        # pgpq's own error for a refused value quotes it, and does not name the column: so each column is tried after it.
+        # pgpq's error for a refused value quotes it and does not name the column, so each column is tried afterwards.
         with suppress(*CONVERSION_ERRORS):
             return encoder.write_batch(batch)
         for match, array in zip(self._matches, _columns(batch), strict=True):

@@ -19,7 +19,7 @@ from offsetstore.writers.arrow.kinds import is_json
 from offsetstore.writers.arrow.values import CUT, NO_TIME_OF_DAY, NOT_FINITE, Unfit, has_type, with_own_digits
 
 CHECKS: Final = (NO_TIME_OF_DAY, NOT_FINITE, CUT)
-"""Refuse values before texts are made: Python's times of day wrap around at midnight, without an error."""
+"""What is refused before texts are made; Python's times of day wrap around at midnight, without an error."""
 
 
 def json_texts(array: pa.Array[Any]) -> pa.Array[Any]:
