@@ -255,7 +255,7 @@ def _is_double(value: Any, _: Any) -> bool:
 
 
 def _is_float_of(form: str) -> Callable[[Any, Any], bool]:
-    """Whether the nearest narrow float has a number's digits, up to nine: of 0.1 and 3.14159274, not of 1e-50 and 1/3."""
+    """Whether a narrow float has a number's digits, up to nine: 0.1 and 3.14159274 pass, 1e-50 and 1/3 do not."""
 
     # Each other rounding is refused; whoever wants it says so with numpy.float32 (decision 0054).
     def nearest(value: float) -> float:

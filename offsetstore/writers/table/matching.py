@@ -84,9 +84,7 @@ def match_columns(
             )
     mismatch.refuse(table)
     if denied := {
-        column.name: column.denied
-        for column in columns.values()
-        if column.denied and column.name not in schema.names
+        column.name: column.denied for column in columns.values() if column.denied and column.name not in schema.names
     }:
         raise MissingPrivilege(
             f"the role may not use the sequences of {table}; nothing was written",
