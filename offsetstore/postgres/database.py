@@ -238,7 +238,7 @@ def _prepared(connection: Connection) -> Connection:
 
     :raises OSError: this process may open no more files.
     """
-    # libpq knows already that it is closed; after this, the next use takes another one.
+    # If libpq knows already that it is closed, the next use takes another connection.
     if cast("Any", connection.connection.driver_connection).closed:
         connection.invalidate()
     driver = cast("Any", connection.connection.driver_connection)

@@ -354,7 +354,7 @@ def stripped(error: _E) -> _E | psycopg.Error | StatementError:
         bare.__traceback__ = error.__traceback__
         without_frames(error)
         return bare
-    # An ORM Session's quotes the error that it met first.
+    # An ORM Session's error quotes the error that it met first.
     if isinstance(error, PendingRollbackError):
         return cast("_E", PendingRollbackError("(its text is left out)").with_traceback(error.__traceback__))
     if isinstance(error, BaseExceptionGroup):
@@ -615,7 +615,7 @@ def _refused(error: psycopg.Error, sqlstate: str, table: object, columns: Collec
     if _is_of_a_function(error):
         return refused.because("raised by a function or trigger of the database", _OF_A_FUNCTION)
     if isinstance(error, psycopg.errors.CheckViolation) and named is not None and constraint is None:
-        # The server names each violated CHECK; only where a row fits no partition it has no name to give.
+        # A violated CHECK has a name; only a row that fits no partition comes without one.
         in_sql = f"{quoted(diagnostic.schema_name or '')}.{quoted(diagnostic.table_name or '')}"
         why = f"the row fits no partition of {named}, or not into {named} itself"
         return refused.because(why, _FITS_NO_PARTITION.format(table=in_sql))

@@ -42,7 +42,7 @@ _OF_RELAYS: Final = {
 _RECORD: Final = {"key", "value", "headers"}
 
 # Only the database says when a line of the history was written and by which role (decision 0041), and in which order
-# the outbox has its rows. A job may read what it needs to count its own rows there.
+# the outbox has its rows. Of the outbox, a job may read the columns by which it counts its own rows.
 _LEFT_OUT: Final = {
     ("offset_history", "INSERT"): {"id", "at", "db_role"},
     ("outbox", "INSERT"): {"id", "created_at"},
@@ -152,8 +152,8 @@ def grant_target(role: str, schema: str | None, table: str, *, upsert: bool) -> 
 
 
 def _literal(text: str) -> str:
-    # With E, a backslash is read the same way whatever standard_conforming_strings is.
     escaped = text.replace("'", "''")
+    # With E, a backslash is read the same way whatever standard_conforming_strings is.
     return f"'{escaped}'" if "\\" not in escaped else "E'" + escaped.replace("\\", "\\\\") + "'"
 
 

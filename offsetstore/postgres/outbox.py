@@ -62,7 +62,8 @@ _COLUMNS: Final = """id, topic, CASE WHEN fits THEN key END, CASE WHEN fits THEN
 CASE WHEN fits THEN CAST(headers AS text) END, CASE WHEN NOT fits THEN why END"""
 _WITHOUT: Final = "NOT o.id <@ CAST(:without AS int8multirange)"
 _OTHERS: Final = "o.topic <> ALL(CAST(:but AS text[]))"
-# Not past a backlog of other topics: there is no index by topic, and older rows come first (decision 0095).
+# A single topic is looked for in these rows alone: there is no index by topic, and older rows come first (decision
+# 0095).
 _FIRST_ROWS: Final = f"(SELECT * FROM {{s}}outbox AS o WHERE {_WITHOUT} ORDER BY id LIMIT {MOST_COUNTED})"  # noqa: S608 - constants alone
 
 
@@ -148,7 +149,7 @@ def expect_all_rows(session: Statements) -> None:
 
 
 class Portions:
-    """How much one statement may read or delete: half as much after each that the database has given up.
+    """How much one statement may read or delete: half as much after each that the database gives up.
 
     So a ``statement_timeout`` slows the relay down instead of stopping it. After ten statements that went well, the
     portion doubles again.

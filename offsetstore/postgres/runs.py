@@ -26,7 +26,7 @@ SET claim_id = excluded.claim_id, owner = excluded.owner, topics = excluded.topi
 """
 
 REPLAYS: Final = "replays_letters"
-"""Kept with the counters, though it is none: whether the job replays dead letters."""
+"""Not a counter, but kept with them: whether the job replays dead letters."""
 
 # Ages become times by the database's clock, which is read once.
 WRITE_RUN: Final = """

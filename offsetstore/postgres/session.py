@@ -183,7 +183,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         if self._number and is_over:
             raise UnexpectedCommit("the transaction had failed, or was ended, before its COMMIT")
         self._ending = True
-        # COMMIT goes alone: what is lost before it is known not to have happened (decision 0029).
+        # COMMIT goes alone: a transaction that is lost before it is known not to have happened (decision 0029).
         with translated(), refused_at_commit():
             if failpoints.armed("commit_sent"):
                 self._psycopg.pgconn.send_query(b"COMMIT")
@@ -216,7 +216,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             self._close()
 
     def sever(self) -> None:
-        """Break the connection from another thread: whoever waits there for the server gets a lost connection."""
+        """Break the connection from another thread: the thread that waits for the server finds it lost."""
         # A proxy may take what is sent, acknowledge it, and forget it; no setting of TCP notices that (decision 0095).
         with suppress(OSError, *DATABASE_ERRORS):
             descriptor = os.dup(self._psycopg.pgconn.socket)
@@ -224,7 +224,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _is_read_only(self) -> bool:
-        """Whether the server has reported that it is; it sends these settings when they change."""
+        """Whether the server has reported that it is read-only; it sends these settings when they change."""
         settings = map(self._psycopg.pgconn.parameter_status, (b"in_hot_standby", b"default_transaction_read_only"))
         return b"on" in settings
 

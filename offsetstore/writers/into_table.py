@@ -88,7 +88,7 @@ class IntoTable(ABC):
     @property
     @abstractmethod
     def option(self) -> str:
-        """The option of `offsetstore grants` with which it prints what the role needs."""
+        """The option of `offsetstore grants` for the privileges on this writer's table."""
 
     @abstractmethod
     def uses_kafka_column(self, schema: pa.Schema) -> bool:

@@ -143,7 +143,7 @@ def _headers(batch: pa.RecordBatch) -> list[Any]:
 def _joined(own: Sequence[Any] | None, following: Sequence[Any] | None) -> Sequence[Any] | None:
     if not following:
         return own
-    # A row's own header wins: its parent must not join a span that the transform began (decision 0097).
+    # A row's own header wins: a span that the transform began must not get its parent's header, too (decision 0097).
     names = {header and header["key"] for header in own or ()}
     return [*(own or ()), *(header for header in following if header["key"] not in names)]
 

@@ -51,7 +51,6 @@ def flatten_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def coordinate_matches() -> list[Match]:
-    """Return the matches of the columns that `flatten_kafka` adds."""
     return [Match(column, Cast(_ARROW[field])) for field, column in _COORDINATES.items()]
 
 

@@ -100,7 +100,6 @@ def locked_target(connection: psycopg.Connection, table: TableName) -> Generator
 
 
 def temporary_name() -> sql.Identifier:
-    """Make a unique name for `create_temporary`."""
     return sql.Identifier("pg_temp", f"offsetstore_{uuid4().hex}")
 
 

@@ -257,7 +257,7 @@ def _is_double(value: Any, _: Any) -> bool:
 def _is_float_of(form: str) -> Callable[[Any, Any], bool]:
     """Whether a narrow float has a number's digits, up to nine: 0.1 and 3.14159274 pass, 1e-50 and 1/3 do not."""
 
-    # Each other rounding is refused; whoever wants it says so with numpy.float32 (decision 0054).
+    # Any other rounding is refused; users ask for it with numpy.float32 (decision 0054).
     def nearest(value: float) -> float:
         return unpack(form, pack(form, value))[0]
 
@@ -413,7 +413,7 @@ def _plain_json(kind: Any) -> Any:
 
 
 def _wide(fits: Callable[[Any, Any], bool], narrow: pa.DataType, wide: pa.DataType) -> Exact:
-    # A view has no limit of 2 GB, as a wide layout.
+    # Like a wide layout, a view has no limit of 2 GB.
     return Exact(fits, _always(wide), _always(narrow))
 
 

@@ -160,7 +160,6 @@ class TableName:
 
     @property
     def identifier(self) -> sql.Identifier:
-        """The quoted name, for a statement."""
         return sql.Identifier(self.name) if self.schema is None else sql.Identifier(self.schema, self.name)
 
     def as_option(self, option: str) -> list[str] | None:
@@ -201,7 +200,6 @@ class Column:
 
     @property
     def required(self) -> bool:
-        """Whether every row needs a value for this column."""
         return self.not_null and not self.has_default and not self.computed
 
 
