@@ -354,7 +354,7 @@ WHERE p.consumer_group = (SELECT :group) AND p.topic = asked.topic AND p.partiti
   AND CASE WHEN NOT p.contested AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
 """
 
-# Locked rows are left for the next time: the mirror must not wait for the job's transactions, nor deadlock with them.
+# Locked rows are left for the next time: this may neither wait for the job's transactions nor deadlock with them.
 WRITE_PAIRS = """
 UPDATE {s}kafka_partitions AS p SET epoch_offset = free.epoch_offset, leader_epoch = free.leader_epoch
 FROM (
