@@ -18,8 +18,11 @@ from offsetstore.postgres.database import PostgresDatabase
 Secrets: TypeAlias = "dict[str, str]"
 """Libpq's secret parameters, by their names."""
 
+# These travel sealed, apart from the address: Spark may put a pickled function on disk (decision 0014).
 _SECRET: Final = frozenset({"oauth_client_secret", "password", "scram_client_key", "scram_server_key", "sslpassword"})
-_ITS_OWN: Final = frozenset({"context"})  # SQLAlchemy's adapters, which every engine adds itself
+# SQLAlchemy's adapters, which every engine adds itself.
+_ITS_OWN: Final = frozenset({"context"})
+# The listener stays on the application's engine, so it must do nothing for the engine's other connections.
 _capturing: ContextVar[bool] = ContextVar("capturing", default=False)
 
 
@@ -27,7 +30,8 @@ class _Captured(Exception):
     """Not an error: it carries the parameters out of SQLAlchemy before it connects."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
-        super().__init__()  # without arguments, so that a log of it shows no password
+        # Without arguments, so that a log of it shows no password.
+        super().__init__()
         self.parameters = parameters
 
 
@@ -72,25 +76,26 @@ class DatabaseAddress:
 
 
 def secrets_of(database: PostgresDatabase) -> Secrets:
-    """The secrets for a new connection now; calls ``credentials=`` if there is one.
+    """The secrets for a new connection now; calls ``credentials=`` if it is set.
 
     :raises ConfigurationError: see `DatabaseAddress.of`.
     :raises StoreUnavailable: ``credentials=`` failed.
     """
-    found = _parameters(database.engine)
-    return {name: str(value) for name, value in found.items() if name in _SECRET and value}
+    parameters = _parameters(database.engine)
+    return {name: str(value) for name, value in parameters.items() if name in _SECRET and value}
 
 
 def _parameters(engine: Engine) -> dict[str, Any]:
-    """The parameters that the engine would pass to psycopg, with ``connect_args`` and those of listeners (tokens)."""
+    """The parameters that the engine would pass to psycopg, with ``connect_args`` and what listeners add (tokens)."""
     if not event.contains(engine, "do_connect", _capture):
         event.listen(engine, "do_connect", _capture)
-    pool = engine.pool.recreate()  # it has no connection yet, so it makes one and calls the listeners
+    # A new pool has no connection yet, so it makes one and calls the listeners.
+    pool = engine.pool.recreate()
     token = _capturing.set(True)
     try:
         pool.connect().close()
-    except _Captured as found:
-        return {name: _sendable(name, value) for name, value in found.parameters.items() if name not in _ITS_OWN}
+    except _Captured as captured:
+        return {name: _sendable(name, value) for name, value in captured.parameters.items() if name not in _ITS_OWN}
     finally:
         _capturing.reset(token)
         pool.dispose()

@@ -77,7 +77,7 @@ class PostgresDatabase:
         return PostgresSession(lambda: self._begin(engine), self._place, settings)
 
     def _begin(self, engine: Engine) -> Connection:
-        """Take a connection and begin SQLAlchemy's transaction, which sends nothing but what hooks of the engine do."""
+        """Take a connection and begin SQLAlchemy's transaction; nothing is sent, except by hooks of the engine."""
         connection = self._connect(engine)
         try:
             connection.begin()
@@ -88,6 +88,7 @@ class PostgresDatabase:
         return connection
 
     def _connect(self, engine: Engine) -> Connection:
+        # A forked child would send its SQL into the parent's transaction (decision 0053).
         expect_own(self._pid)
         try:
             connection = engine.connect()
@@ -101,9 +102,9 @@ class PostgresDatabase:
 
     @contextmanager
     def _asking(self, engine: Engine) -> Generator[Connection]:
-        """A connection for queries outside of sessions, whose texts may have any letter.
+        """A connection for queries outside of sessions, whose texts may have any character.
 
-        :raises ConfigurationError: the database can't store every letter.
+        :raises ConfigurationError: the database can't store every character.
         """
         with self._connect(engine) as connection:
             check_encoding(connection)
@@ -119,17 +120,17 @@ class PostgresDatabase:
         return ours
 
     def _role(self) -> str:
-        """The role that has the connections' privileges."""
+        """The role that the connections have; `errors.ROLE` if it can't be asked."""
         try:
             with self._asking(self._dedicated) as connection:
-                found = connection.execute(text("SELECT current_user")).scalar_one()
+                role = connection.execute(text("SELECT current_user")).scalar_one()
         except (*DATABASE_ERRORS, OffsetStoreError) as error:
             without_frames(error)
             return errors.ROLE
-        return cast("str", found)
+        return cast("str", role)
 
     def _table_holder(self, table: str) -> str | None:
-        """Who has locked the table against writes, if that is still so."""
+        """Who has locked the table against writes; ``None`` if nobody has any more."""
         try:
             with self._asking(self._dedicated) as connection:
                 row = connection.execute(text(sql.TABLE_HOLDER), {"table": table}).first()
@@ -145,6 +146,7 @@ class PostgresDatabase:
         with errors.translated():
             pid, _ = session.connection.execute(text(sql.UNBLOCKED)).one()
         waits = chain([after], repeat(0.5))
+        # A thread with a connection of its own, since this session can't ask while it waits for the lock.
         watcher = Background(
             "offsetstore-takeover", lambda: self._terminate_blockers(pid, older_than), lambda: next(waits)
         )
@@ -157,6 +159,7 @@ class PostgresDatabase:
     def _terminate_blockers(self, pid: int, prefix: str) -> bool:
         try:
             with self._asking(self._dedicated) as connection:
+                # Only transactions of this group, never a person's or another application's (decision 0006).
                 for row in connection.execute(text(sql.TERMINATE_BLOCKERS), {"pid": pid, "prefix": prefix}):
                     _log.warning("terminated %s (pid %d), which held the group's locks", *row[1::-1])
                 connection.commit()
@@ -178,7 +181,7 @@ class PostgresDatabase:
         return TopicPartition(row.topic, row.partition), f"held by {described(row)}"
 
     def listener(self) -> Listener:
-        """A connection that is told when rows of the outbox are committed.
+        """A connection that hears when rows of the outbox are committed.
 
         :raises StoreUnavailable, ConnectionLost: no connection.
         """
@@ -196,7 +199,8 @@ class PostgresDatabase:
             except DATABASE_ERRORS as error:
                 raise _unreachable(error) from error
             others = [] if found else schemas_with_tables(connection)
-        if found is None:  # also after a downgrade, which leaves the version table empty
+        # None also after a downgrade, which leaves the version table empty.
+        if found is None:
             raise _missing(versions, schema or self.schema, others)
         expect_runs_on(found, schema=schema)
         self.revision = found
@@ -218,6 +222,7 @@ class PostgresDatabase:
         return self.identity().store_id
 
     def close(self) -> None:
+        # Closing inherited connections in a forked child would say goodbye for the parent (decision 0053).
         if not is_own(self._pid):
             return
         self._dedicated.dispose()
@@ -229,16 +234,17 @@ class PostgresDatabase:
 
 
 def _prepared(connection: Connection) -> Connection:
-    """Make ready for a transaction what comes from a pool.
+    """Prepare a pool's connection for a transaction.
 
     :raises OSError: this process may open no more files.
     """
-    if cast("Any", connection.connection.driver_connection).closed:  # as libpq knows already
-        connection.invalidate()  # the next use takes another one
+    # If libpq knows already that it is closed, the next use takes another connection.
+    if cast("Any", connection.connection.driver_connection).closed:
+        connection.invalidate()
     driver = cast("Any", connection.connection.driver_connection)
     keep_from_children(driver)
-    # Behind PgBouncer the next transaction may run on another server connection, without the prepared
-    # statement. `make_engine` sets this too; an application's own engine may not.
+    # Behind PgBouncer the next transaction may run on another server connection, without the prepared statement.
+    # `make_engine` sets this too; an application's own engine may not (decision 0013).
     driver.prepare_threshold = None
     return connection.execution_options(isolation_level="READ COMMITTED")
 
@@ -276,8 +282,9 @@ def expect_runs_on(tables: str, *, schema: str | None) -> None:
     """Expect tables of a revision that this version runs on.
 
     :param schema: of the tables.
-    :raises SchemaNotAtHead: they are of an earlier one, or of a later one that no longer has what this version needs.
+    :raises SchemaNotAtHead: their revision is earlier, or later and no longer has what this version needs.
     """
+    # A later revision of the same series only adds to the tables, so that a deploy can migrate first (decision 0056).
     if runs_on(HEAD, tables):
         return
     what, next_step = "the offsetstore tables are at an earlier revision", f"Run `{command('migrate', schema=schema)}`."
@@ -288,7 +295,7 @@ def expect_runs_on(tables: str, *, schema: str | None) -> None:
 
 
 def check_encoding(connection: Connection) -> None:
-    """Use UTF-8 until the end of the transaction, and expect it of the database.
+    """Use UTF-8 until the end of the transaction, and expect the database to use it (decision 0053).
 
     :raises ConfigurationError: the database has another encoding.
     :raises StoreUnavailable: the query failed.
@@ -307,16 +314,17 @@ def check_encoding(connection: Connection) -> None:
 
 
 def _hiding_parameters(engine: Engine) -> Engine:
-    """Return the engine, or a view of an application's own, with parameters hidden in errors and log lines."""
+    """Return the engine, or a view of an application's engine, with parameters hidden in errors and log lines."""
     if engine.hide_parameters:
         return engine
-    view = engine.execution_options()  # it has the engine's pool and listeners
+    # A view has the engine's pool and listeners, and leaves the application's own setting alone (decision 0025).
+    view = engine.execution_options()
     view.hide_parameters = True
     return view
 
 
 def _milliseconds(seconds: float | None) -> int:
-    """A time limit as PostgreSQL takes it: 0 for none, and at most 31 bits."""
+    """A time limit as PostgreSQL takes it: 0 for none, at most 31 bits."""
     return 0 if seconds is None else min(2**31 - 1, max(1, round(seconds * 1000)))
 
 
@@ -324,8 +332,9 @@ def _unreachable(error: Exception) -> OffsetStoreError:
     inner = errors.driver_error(error)
     if inner is not None and inner.sqlstate is not None:
         ours = errors.of_database(error)
+        # The server was reached, and its own error says more.
         if ours is not None and not isinstance(ours, ConnectionLost):
-            return ours  # it was reached
+            return ours
     # libpq writes separate lines for each host.
     lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines()]
     found = " ".join(filter(None, lines)) or type(error).__name__
@@ -338,5 +347,4 @@ def _unreachable(error: Exception) -> OffsetStoreError:
 
 
 def described(holder: Any) -> str:
-    """A session that holds a lock."""
     return f"pid {holder.pid} ({holder.application_name or 'no application_name'}, {holder.state})"

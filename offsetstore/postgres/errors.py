@@ -1,9 +1,9 @@
 """The one place that names drivers' errors and turns them into ours.
 
-They come wrapped by SQLAlchemy, or from psycopg itself (COPY). `translated` is for the store's statements, of which
-all errors become ours, `refusals` for those that write results: there an SQLSTATE tells about the server only if the
-server itself raised the error, since triggers and functions can raise any. What else the job's own SQL raises stays the
-database's, without row values.
+They come wrapped by SQLAlchemy, or from psycopg itself (COPY). `translated` is for the store's statements: all their
+errors become ours. `refusals` is for statements that write results: there an SQLSTATE says something about the server
+only if the server itself raised the error, since triggers and functions can raise any. All other errors of the job's
+own SQL stay the database's, without row values (decision 0025).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from offsetstore.runtime.functions import chain, without_frames
 DATABASE_ERRORS: Final = (psycopg.Error, SQLAlchemyError)
 """What SQLAlchemy and psycopg raise."""
 VALUE_ERRORS: Final = (ArithmeticError, TypeError, ValueError, psycopg.DataError)
-"""What SQLAlchemy's types and psycopg's adapters raise on a value that they can't send; most of them quote it."""
+"""What SQLAlchemy's types and psycopg's adapters raise for a value that they can't send; most of them quote it."""
 NO_TABLE: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
 WRONG_OBJECT: Final = psycopg.errors.WrongObjectType
 IN_USE: Final = psycopg.errors.ObjectInUse
@@ -57,13 +57,14 @@ _SHORTAGE = ("53", "58")
 # Another server that this one asks does not answer, or ends meanwhile: postgres_fdw, dblink.
 _OF_ANOTHER_SERVER = ("08", "57P")
 _NO_FOREIGN_SERVER = psycopg.errors.FdwUnableToEstablishConnection
-_MALFORMED = psycopg.errors.ProtocolViolation  # of class 08: a binary COPY of a writer's own
+# Of class 08, too, but it comes from a writer's own binary COPY.
+_MALFORMED = psycopg.errors.ProtocolViolation
 _DAMAGED = (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted)
 _READ_ONLY = "25006"
 _CANCELLED = "57014"
 _NOT_NULL = "23502"
-# Features, prepared statements, cursors, databases, schemas, and what is missing or not allowed: user's own SQL that
-# can't be given single rows to try is then told to be wrong, and is not called again.
+# Features, prepared statements, cursors, databases, schemas, and what is missing or not allowed: SQL of the user's own
+# that can't be tried with single rows is then reported as wrong, and not called again (decision 0047).
 _OF_THE_SQL = ("0A", "26", "34", "3D", "3F", "42")
 _NOT_GRANTED = "42501"
 # "syntax error at or near" quotes the statement, which may contain values.
@@ -96,7 +97,7 @@ _CHANGED_TABLES = "Undo what was changed in offsetstore's tables (names, columns
 
 # Source files of PostgreSQL's languages: a function or trigger raised the error, and its author wrote the message.
 _LANGUAGES = ("pl_", "plperl", "plpy", "pltcl")
-# The language whose functions pass the server's own errors on as they are: only those that RAISE makes come from here.
+# PL/pgSQL passes the server's own errors on as they are: only errors of its RAISE name its source file.
 _PLPGSQL = "pl_"
 # The fields that an error keeps: names from the catalog, and where it comes from; never DETAIL, HINT or CONTEXT, which
 # quote rows.
@@ -117,7 +118,7 @@ _E = TypeVar("_E", bound=BaseException)
 def translate(error: BaseException) -> BaseException:
     """Return our error for the database's, with the driver's as its cause; else the error without row values.
 
-    Ours are `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`, which do not concern the
+    Ours are `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`, which say nothing about the
     rows.
     """
     ours = _ours(error)
@@ -129,7 +130,7 @@ def translate(error: BaseException) -> BaseException:
 
 @contextmanager
 def translated() -> Generator[None]:
-    """Raise our error for any error of a statement of the store's own."""
+    """Raise our error for any database error of the store's own statements."""
     try:
         yield
     except DATABASE_ERRORS as error:
@@ -140,7 +141,7 @@ def translated() -> Generator[None]:
 
 @contextmanager
 def naming_texts(values: Mapping[str, object]) -> Generator[None]:
-    """Say which of these values has a text that can't be sent.
+    """Name the value whose text can't be sent.
 
     :raises InvalidText: one has a character that PostgreSQL can't store.
     """
@@ -156,7 +157,7 @@ def naming_texts(values: Mapping[str, object]) -> Generator[None]:
 
 @contextmanager
 def refused_at_commit() -> Generator[None]:
-    """Turn what COMMIT refuses of rows, which are checked then, into `RowsRefused`; it is inside of `translated`."""
+    """Turn a refusal of rows that are checked at COMMIT into `RowsRefused`; used inside of `translated`."""
     try:
         yield
     except (psycopg.Error, StatementError) as error:
@@ -176,19 +177,19 @@ def refusals(
     copied: str | None = None,
     grants: Sequence[str] | None = None,
 ) -> Generator[None]:
-    """Turn what the database refuses into `RowsRefused`.
+    """Turn the database's refusals into `RowsRefused`.
 
-    Nothing that leaves the block has a cause: py4j and `logging` print causes.
+    Errors leave the block without a cause: py4j and `logging` print causes.
 
-    :param table: its name; ``None`` if only the database can tell which one it is.
+    :param table: its name; ``None`` if only the database knows it.
     :param columns: names to look for in the error's context, if the error itself names no column.
     :param sql_of: whose SQL it is, if it is the user's own.
-    :param is_splittable: whether that SQL can be given the rows of single records, so that trying them tells.
+    :param is_splittable: whether that SQL can be tried with the rows of single records.
     :param copied: the name of the table that the rows are copied to, in their order: the error gets the hint.
     :param grants: the arguments with which `offsetstore grants` prints the privileges on the table, beside the role's.
     :raises RowsRefused: the database refuses the data or the statement, or the driver can't send a value. PostgreSQL
         quotes values in messages, DETAIL and CONTEXT, so nothing of the original is kept.
-    :raises SinkError: the database refuses the user's own SQL, or that has swallowed an error.
+    :raises SinkError: the database refuses the user's own SQL, or that SQL has swallowed an error.
     :raises psycopg.Error: stripped, if the server can't do the work now; SQLAlchemy's instead, if that was raised.
     """
     try:
@@ -203,18 +204,19 @@ def refusals(
     except Exception as error:
         if isinstance(error, MissingPrivilege) and grants is not None:
             error.granted_by("--role", ROLE, *grants)
-        strip_chain(error)  # the user's own may have been raised from the database's
-        raise_stripped(error)  # or be a group of them
+        # The user's own error may have been raised from the database's, or be a group of these.
+        strip_chain(error)
+        raise_stripped(error)
         raise
 
 
 @contextmanager
 def before_rows(table: object, quoted: str) -> Generator[None]:
-    """Turn what the database refuses before it has got any row into `TargetRefused`: no record is to blame for that.
+    """Turn a refusal that comes before the first row into `TargetRefused`: no record can be at fault (decision 0047).
 
-    :param table: the one that is to be written.
-    :param quoted: its name, as SQL has it.
-    :raises MissingPrivilege: the role may not do that.
+    :param table: the target.
+    :param quoted: its name in SQL.
+    :raises MissingPrivilege: the role may not write to it.
     :raises TargetRefused: the database refuses it.
     :raises LockTimeout: it is locked.
     """
@@ -242,11 +244,9 @@ def before_rows(table: object, quoted: str) -> Generator[None]:
 
 @contextmanager
 def refusing_letters() -> Generator[None]:
-    """Turn what the database refuses of dead letters into `SinkError`: no record is to blame for that.
+    """Turn a refusal of dead letters into `SinkError`: no record is at fault. Used around a block with `translated`.
 
-    It is around a block with `translated`.
-
-    :raises SinkError: the database refuses them.
+    :raises SinkError: the database refuses the letters.
     """
     try:
         yield
@@ -264,9 +264,9 @@ def refusing_letters() -> Generator[None]:
 
 @contextmanager
 def needing(right: str | tuple[str, str]) -> Generator[None]:
-    """Say what a missing privilege prevents, which not every role is granted. It is around a block with `translated`.
+    """Say what a missing privilege prevents. Used around a block with `translated`.
 
-    :param right: what the role has to be allowed to do, as in "read dead letters"; and the option of `offsetstore
+    :param right: what the role must be allowed to do, as in "read dead letters"; with the option of `offsetstore
         grants` for such roles, if there is one.
     :raises MissingPrivilege: the role may not do it.
     """
@@ -297,7 +297,7 @@ def of_database(error: BaseException) -> OffsetStoreError | None:
 
 
 def of_store(error: BaseException) -> OffsetStoreError | None:
-    """As `of_database`, where the statement may be the user's own: what that lacks is not told as ours."""
+    """As `of_database`, for statements that may be the user's: what these lack is not missing in our tables."""
     ours = of_database(error)
     return None if isinstance(ours, (SchemaError, MissingPrivilege)) else ours
 
@@ -316,7 +316,7 @@ def _ours(error: BaseException) -> OffsetStoreError | None:
 
 
 def driver_error(error: BaseException | None) -> psycopg.Error | None:
-    """Psycopg's error inside ``error``, if there is one."""
+    """Psycopg's error, also where SQLAlchemy has wrapped it."""
     if isinstance(error, DBAPIError) and isinstance(error.orig, psycopg.Error):
         return error.orig
     return error if isinstance(error, psycopg.Error) else None
@@ -354,13 +354,14 @@ def stripped(error: _E) -> _E | psycopg.Error | StatementError:
         bare.__traceback__ = error.__traceback__
         without_frames(error)
         return bare
-    if isinstance(error, PendingRollbackError):  # an ORM Session's quotes the error that it met first
+    # An ORM Session's error quotes the error that it met first.
+    if isinstance(error, PendingRollbackError):
         return cast("_E", PendingRollbackError("(its text is left out)").with_traceback(error.__traceback__))
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
-        inner = [stripped(_failed_first(one)) for one in group.exceptions]
-        for one in inner:
-            strip_chain(one)
+        inner = [stripped(_failed_first(member)) for member in group.exceptions]
+        for member in inner:
+            strip_chain(member)
         return cast("_E", group.derive(inner).with_traceback(group.__traceback__))
     return error
 
@@ -389,15 +390,15 @@ def strip_chain(error: BaseException) -> None:
         error.__context__ = None if is_hidden or context is None else stripped(_failed_first(context))
         if cause is not None:
             error.__cause__ = stripped(_failed_first(cause))
-        waiting += [one for one in (error.__cause__, error.__context__) if one is not None]
+        waiting += [linked for linked in (error.__cause__, error.__context__) if linked is not None]
 
 
 def _stripped_driver(error: psycopg.Error) -> psycopg.Error:
     diagnostic = error.diag
     values = (error.sqlstate, *(getattr(diagnostic, name.name.lower()) for name in _NAMES[1:]))
     names = {name: value.encode() for name, value in zip(_NAMES, values, strict=True) if value}
-    # A subclass of the application's own may be made in another way.
-    kind = next(one for one in type(error).__mro__ if one.__module__.startswith("psycopg"))
+    # An application's own subclass may take other arguments.
+    kind = next(base for base in type(error).__mro__ if base.__module__.startswith("psycopg"))
     return cast("type[psycopg.Error]", kind)(_first_line(error), info=cast("Any", names) or None)
 
 
@@ -422,21 +423,21 @@ def is_lock_timeout(error: BaseException) -> bool:
 
 
 def is_denied(error: BaseException) -> bool:
-    """Whether the role lacks a privilege; a function of the user's may say so too."""
+    """Whether the role lacks a privilege, unless a function of the user's says so."""
     inner = driver_error(error)
     return inner is not None and inner.sqlstate == _NOT_GRANTED and not _is_of_a_function(inner)
 
 
 def is_repeatable(error: BaseException) -> bool:
-    """Whether it is a serialization failure or a deadlock: the whole transaction may be retried."""
+    """Whether it is a serialization failure or a deadlock: the whole transaction may be repeated (decision 0008)."""
     inner = driver_error(error)
     return inner is not None and inner.sqlstate in _REPEATABLE
 
 
 def unavailable(error: BaseException) -> StoreUnavailable | None:
-    """Return our error if the server can't do the work now, and no record is to blame.
+    """Return our error if the server can't do the work now, and no record is at fault.
 
-    It is out of resources or has a system error (classes 53 and 58), another server that it asks does not answer
+    It is out of resources or has a system error (classes 53 and 58), another server that it needs does not answer
     (classes 08 and 57P), its files are damaged, it is read-only (25006), or the statement was cancelled (57014). The
     transaction is aborted.
     """
@@ -473,7 +474,7 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
 
 
 def is_given_up(error: BaseException) -> bool:
-    """Whether the server says that it can't do this statement, as `StoreUnavailable`: less of the same may pass."""
+    """Whether it is a `StoreUnavailable` with which the server gave up a statement: a smaller one may succeed."""
     inner = driver_error(error.__cause__)
     is_told = inner is not None and inner.sqlstate is not None and not is_connection_lost(inner)
     return isinstance(error, StoreUnavailable) and is_told
@@ -487,23 +488,23 @@ def is_connection_lost(error: BaseException) -> bool:
     if inner.sqlstate is None:
         # libpq's own errors have no SQLSTATE; neither do those that psycopg raises itself, such as a closed cursor.
         return isinstance(inner, psycopg.OperationalError)
-    # What names no source file is a pooler's: it may close the connection after a mere ERROR.
+    # Only a pooler's error names no source file; a pooler may close the connection after a mere ERROR.
     severity, is_of_pooler = inner.diag.severity_nonlocalized, inner.diag.source_file is None
     return severity in _FATAL or (is_of_pooler and inner.sqlstate.startswith(_OF_POOLER))
 
 
 def is_refused(error: StoreUnavailable) -> bool:
-    """Whether a server that has asked for a password does not take the one it was given, or has no such database.
+    """Whether the server refuses the password, or has no such database; only for servers that ask for a password.
 
-    libpq gives no SQLSTATE for that, and the text may be in any language; so it is tried: the server's answer is the
-    same to a password that nobody has, or but for the name to a database that nobody has. After the password it may
-    also be out of connections: that answer is another one. Wrong passwords may lock a role, so ask seldom.
+    libpq gives no SQLSTATE for that, and the text may be in any language. So connections with a random password, and to
+    a random database, are tried: the server's answer to one of them is then the same, but for the name. A server that
+    is out of connections answers otherwise. Wrong passwords may lock a role, so ask seldom.
     """
     inner = driver_error(error.__cause__)
     made = None if inner is None else inner.pgconn
     if made is None or not (made.used_password or made.needs_password):
         return False
-    given = {one.keyword.decode(): one.val.decode() for one in made.info if one.val}
+    given = {option.keyword.decode(): option.val.decode() for option in made.info if option.val}
     return made.needs_password or any(_is_answered_alike(made.error_message, given, name) for name in _REFUSABLE)
 
 
@@ -511,7 +512,7 @@ def _is_answered_alike(answer: bytes, given: Mapping[str, str], name: str) -> bo
     if psycopg.pq.version() < _REQUIRES_AUTH:
         return False
     other = uuid4().hex
-    # A server that passes passwords on, as to LDAP, may answer so because that is down.
+    # Other methods are left out: a server that passes passwords on, as to LDAP, may answer so because LDAP is down.
     trial = {**given, name: other, "require_auth": "scram-sha-256,md5"}
     try:
         psycopg.connect(**cast("dict[str, Any]", trial)).close()
@@ -524,7 +525,7 @@ def _is_answered_alike(answer: bytes, given: Mapping[str, str], name: str) -> bo
 
 
 def is_of_server(error: BaseException) -> bool:
-    """Whether the server can't do the work now, and says so itself: a function can raise any SQLSTATE.
+    """Whether the server itself says that it can't do the work now: a function can raise any SQLSTATE.
 
     PL/pgSQL passes the server's errors on as they are. Other languages don't, so theirs count as the server's.
     """
@@ -534,19 +535,18 @@ def is_of_server(error: BaseException) -> bool:
 
 
 def is_swallowed(error: BaseException) -> bool:
-    """Whether the transaction had failed before: an error was swallowed, and this one does not tell which."""
+    """Whether the transaction had failed before: an error was swallowed, and this error does not say which."""
     return _had_failed(_failed_first(error))
 
 
 def _had_failed(error: BaseException) -> bool:
-    """Whether the server says so itself: a function of the database can raise that SQLSTATE, too."""
+    """Whether the server itself says that the transaction has failed: a function can raise that SQLSTATE, too."""
     inner = driver_error(error)
     is_failed = isinstance(inner, psycopg.errors.InFailedSqlTransaction) and not _is_of_a_function(inner)
     return is_failed or isinstance(error, PendingRollbackError)
 
 
 def swallowed(error: BaseException) -> SinkError:
-    """Our error for one that `is_swallowed`."""
     return SinkError(
         "a function swallowed an error of the database, after which the transaction takes no statement",
         found=words(error),
@@ -556,14 +556,14 @@ def swallowed(error: BaseException) -> SinkError:
 
 
 def _failed_first(error: _E) -> _E | psycopg.Error | StatementError:
-    """The error with which the transaction had failed, if the given one has it in its chain; else the given one.
+    """The error that made the transaction fail, if it is in this error's chain; else this error.
 
-    So it is where a function goes on with SQL after an error that it has caught, without a savepoint.
+    They differ where a function catches an error and goes on with SQL, without a savepoint.
     """
     if not _had_failed(error):
         return error
-    errors = (one for one in chain(error) if isinstance(one, (psycopg.Error, StatementError)))
-    return next((one for one in errors if driver_error(one) is not None and not _had_failed(one)), error)
+    errors = (linked for linked in chain(error) if isinstance(linked, (psycopg.Error, StatementError)))
+    return next((linked for linked in errors if driver_error(linked) is not None and not _had_failed(linked)), error)
 
 
 def _refusal(
@@ -589,9 +589,9 @@ def _refusal(
 
 
 def _not_sent(error: BaseException, table: object, sql_of: str | None) -> RowsRefused:
-    """A type of SQLAlchemy that fails in user's own SQL is as often a bug as a value, like any error of a function."""
     what = f"a value can't be sent to the database for {table or 'the SQL of ' + (sql_of or 'a writer')}"
     name = type(error).__name__
+    # A type of SQLAlchemy that fails in the user's own SQL is as often a bug as a bad value (decision 0047).
     if sql_of is not None and not isinstance(error, psycopg.Error):
         return FunctionFailed(what, found=name, error_class=name, text=what)
     return RowsRefused(what, table=str(table) if table else None, found=name)
@@ -615,7 +615,7 @@ def _refused(error: psycopg.Error, sqlstate: str, table: object, columns: Collec
     if _is_of_a_function(error):
         return refused.because("raised by a function or trigger of the database", _OF_A_FUNCTION)
     if isinstance(error, psycopg.errors.CheckViolation) and named is not None and constraint is None:
-        # Of constraints that are CHECKed the server tells the names.
+        # A violated CHECK has a name; only a row that fits no partition comes without one.
         in_sql = f"{quoted(diagnostic.schema_name or '')}.{quoted(diagnostic.table_name or '')}"
         why = f"the row fits no partition of {named}, or not into {named} itself"
         return refused.because(why, _FITS_NO_PARTITION.format(table=in_sql))
@@ -658,9 +658,9 @@ def _rows_refused(
 
 
 def _row_in_context(context: str | None, table: str) -> int | None:
-    """Find the number in ``COPY payments, line 3: "12x"``, the last line; its second word is translated.
+    """Find the number in ``COPY payments, line 3: "12x"``, the last line; the word "line" may be translated.
 
-    A row can write a line that looks so, and the table may be another one of that name: this is a hint.
+    A row's text can look like such a line, and another table may have that name: this is a hint (decision 0047).
     """
     _, _, last = f"\n{context or ''}".rpartition("\n")
     found = re.match(rf"COPY {re.escape(table)}, [^\W\d]+ (\d{{1,18}})(?![^:,])", last)
@@ -668,7 +668,7 @@ def _row_in_context(context: str | None, table: str) -> int | None:
 
 
 def _column_in_context(context: str | None, columns: Collection[str]) -> str | None:
-    """Find the column in ``COPY payments, line 3, column amount: "12x"``, and nothing after it."""
+    """Find the column in ``COPY payments, line 3, column amount: "12x"``, and none of the value after it."""
     copies = [line for line in (context or "").splitlines() if line.startswith("COPY ")]
     _, _, place = (copies or [""])[-1].partition(", line ")
     _, _, named = place.partition(", column ")

@@ -28,7 +28,7 @@ _DIFFERENT: Final = {
     VERSION_TABLE: ("SELECT",),
 }
 
-# A relay's own: a job needs nothing of them.
+# What a relay needs, and a job does not.
 _OF_RELAYS: Final = {
     "outbox": ("SELECT", "DELETE"),
     "outbox_refused": ("INSERT",),
@@ -41,8 +41,8 @@ _OF_RELAYS: Final = {
 # A record's own bytes.
 _RECORD: Final = {"key", "value", "headers"}
 
-# When a line of the history was written, and by which role, the database alone says, and in which order rows of the
-# outbox were. Of those a job counts its own.
+# Only the database says when a line of the history was written and by which role (decision 0041), and in which order
+# the outbox has its rows. Of the outbox, a job may read the columns by which it counts its own rows.
 _LEFT_OUT: Final = {
     ("offset_history", "INSERT"): {"id", "at", "db_role"},
     ("outbox", "INSERT"): {"id", "created_at"},
@@ -66,9 +66,11 @@ def privileges() -> dict[str, tuple[str, ...]]:
 
 
 def needed_columns() -> Iterator[tuple[str, str, str]]:
-    """Each table and privilege of `privileges`, with the columns that it is for, joined by commas."""
+    """Each table and privilege of `privileges`, with the columns that it covers, joined by commas."""
     for table, allowed in privileges().items():
-        columns = [one.name for one in metadata.tables[table].columns] if table in metadata.tables else ["version_num"]
+        columns = (
+            [column.name for column in metadata.tables[table].columns] if table in metadata.tables else ["version_num"]
+        )
         for right in allowed:
             without = _LEFT_OUT.get((table, right), ())
             yield table, right, ",".join(name for name in columns if name not in without)
@@ -95,7 +97,7 @@ def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
     """Statements that let ``role`` read all our tables and write samples; they may be repeated.
 
     The owner of the tables must run them. Of dead letters it may read all but the record's key, value and headers, and
-    what may quote them.
+    texts that may quote them.
     """
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     for table in (*metadata.tables, VERSION_TABLE):
@@ -141,6 +143,7 @@ def grant_target(role: str, schema: str | None, table: str, *, upsert: bool) -> 
         yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     yield f"GRANT {'SELECT, INSERT, UPDATE' if upsert else 'INSERT'} ON TABLE {named} TO {quoted(role)}"
     values = {"table": _literal(named), "role": _literal(role)}
+    # A name may contain the quote itself.
     quote = "$grants$"
     while any(quote in value for value in values.values()):
         quote = f"${quote[1:-1]}s$"
@@ -150,11 +153,12 @@ def grant_target(role: str, schema: str | None, table: str, *, upsert: bool) -> 
 
 def _literal(text: str) -> str:
     escaped = text.replace("'", "''")
+    # With E, a backslash is read the same way whatever standard_conforming_strings is.
     return f"'{escaped}'" if "\\" not in escaped else "E'" + escaped.replace("\\", "\\\\") + "'"
 
 
 def _columns(table: str, without: Collection[str] | None) -> str:
-    """List the table's other columns, for a right on these alone; nothing if there are none to leave out."""
+    """List the table's other columns, for a right on these alone; empty for a right on the whole table."""
     if not without:
         return ""
     names = [quoted(column.name) for column in metadata.tables[table].columns if column.name not in without]

@@ -28,8 +28,8 @@ _RENAMED = {
     "loginTimeout": "connect_timeout",
     "requireAuth": "require_auth",
 }
-# The driver's other parameters (PGProperty in its sources). Any other name may be the rest of a password with an & in
-# it.
+# The driver's other parameters (PGProperty in its sources). Any other name is not logged: it may be the rest of a
+# password with an & in it.
 _ITS_OWN = """
 adaptiveFetch adaptiveFetchMaximum adaptiveFetchMinimum allowEncodingChanges assumeMinServerVersion
 authenticationPluginClassName autosave binaryTransfer binaryTransferDisable binaryTransferEnable cancelSignalTimeout
@@ -74,8 +74,8 @@ def libpq_parameters(url: str) -> dict[str, str]:
 def _hosts(listed: str) -> dict[str, str]:
     names: list[str] = []
     ports: list[str] = []
-    for one in listed.split(","):
-        match = _HOST.fullmatch(one)
+    for host in listed.split(","):
+        match = _HOST.fullmatch(host)
         if match is None:
             raise ValueError
         names.append(match["ipv6"] or unquote_plus(match["name"]) or "localhost")

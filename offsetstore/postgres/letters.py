@@ -1,10 +1,10 @@
-"""A job's dead letters on PostgreSQL: the statements, and what `LetterSession` says of them.
+"""A job's dead letters on PostgreSQL: the statements, and the session's part for `LetterSession`.
 
-A value of 10 MB stays where it is, in the table's TOAST, unless a statement's result names its column: sorting and
-measuring it don't read it.
+A value of 10 MB stays in the table's TOAST unless a statement's result names its column: sorting and measuring don't
+read it.
 """
 
-# ruff: noqa: S608 - the Protocol says what the methods do; statements are made of this file's constants alone
+# ruff: noqa: S608 - statements are made of this file's constants alone
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from offsetstore.protocol.letters import (
 CHUNK: Final = 16 << 20
 """Bytes of keys, values and headers that are sent with one statement."""
 
-# Its records are named by the conflict: (topic, partition, offset) of a group, and the topic's id.
+# One record, one letter: group, topic, partition, offset and topic id name it. An id from a sequence would not:
+# logical replication does not copy sequences (decision 0036).
 WRITE_LETTERS: Final = """
 INSERT INTO {s}dead_letters AS l
        (consumer_group, topic, partition, record_offset, topic_id, state, cause, payload, key, value, headers,
@@ -77,7 +78,7 @@ WHERE p.consumer_group = :group AND l.state IN ('dead', 'requested')
 GROUP BY l.topic, l.partition
 """
 
-# A sequence of this length has not been overtaken.
+# OVERTAKE appends a byte: a sequence of this length has not been overtaken.
 LETTERS_IN_SEQUENCE: Final = f"""
 SELECT l.topic, l.partition, max(l.record_offset) AS record_offset
 FROM {{s}}dead_letters AS l
@@ -86,7 +87,7 @@ WHERE l.consumer_group = :group AND l.sequence IS NOT NULL AND octet_length(l.se
 GROUP BY l.topic, l.partition
 """
 
-# What is passed, locked in the order in which decisions lock it.
+# The letters that a batch passes, locked in the order in which decisions lock letters.
 _PASSED: Final = "WITH passed AS MATERIALIZED (\nSELECT l.topic, l.partition, l.record_offset, l.topic_id\n"
 _LOCKED: Final = 'ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"\nFOR UPDATE OF l)\n'
 _IS_PASSED: Final = """FROM passed
@@ -104,7 +105,7 @@ WHERE l.state IN ('dead', 'requested') AND l.sequence IS NOT NULL AND octet_leng
 {_LOCKED}UPDATE {{s}}dead_letters AS l SET sequence = l.sequence || decode('00', 'hex')
 {_IS_PASSED}"""
 
-# What the statements above and below lock, in the order of both together.
+# All letters that OVERTAKE and SUPERSEDE lock, in one order.
 LOCK_PASSED: Final = f"""
 {_PASSED}FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
             CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
@@ -171,7 +172,7 @@ WHERE f.consumer_group = (SELECT :group) AND f.topic = n.topic AND f.partition =
   AND f.record_offset < n.until_offset
 """
 
-# Attempts belong to what was decided before: another log, or records that were to be passed.
+# Attempts belong to the earlier decision: to another log, or to records that were to be passed.
 DROP_FAILURES: Final = """
 DELETE FROM {s}failures AS f
 USING unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:offsets AS bigint[]),
@@ -188,7 +189,7 @@ SUMMARY: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.state, 
        l.sqlstate, l.table_name, l.constraint_name, l.column_name, l.attempts, l.times, l.forced,
        l.trace_id, l.created_at, l.decided_at, l.actor, l.reason"""
 
-# Only where they are asked for: a dashboard's role may not read them.
+# Selected only on request: a dashboard's role may not read these columns.
 CONTENTS: Final = """, l.key, l.value, l.headers, l.timestamp_ms, l.timestamp_type, l.error_text, l.traceback,
        l.sequence"""
 
@@ -199,8 +200,8 @@ SIZE: Final = """,
 # The order in which letters are locked and replayed.
 KEY: Final = 'l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"'
 
-# Of the first letters, one more than asked for, keeps those that fit into the bytes, and at least one; ``found`` tells
-# whether there are others.
+# Keeps the letters that fit into ``max_bytes``, and at least one. The inner query reads one letter more than asked for,
+# so that ``found`` shows whether there are others.
 WITHIN: Final = """
 SELECT * FROM (
 SELECT l.*, row_number() OVER ordered AS number, sum(l.size) OVER ordered AS bytes, count(*) OVER () AS found
@@ -218,14 +219,16 @@ EXACTLY: Final = """l.consumer_group = (SELECT :group) AND l.topic = n.topic AND
 CHOSEN: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.state, l.payload, l.forced, l.times,
        l.attempts, l.created_at"""
 
-# Only where it is asked for: a dashboard's role may not read the sequence.
+# Selected only on request: a dashboard's role may not read the sequence.
 OVERTAKEN: Final = f"coalesce(octet_length(l.sequence) > {SEQUENCE_BYTES}, false) AS overtaken"
 
 HAS_REQUESTED: Final = """
 SELECT EXISTS (SELECT FROM {s}dead_letters WHERE consumer_group = :group AND state = 'requested')
 """
 
-# A sequence is a key of one topic, and ends with it: `e` of a topic that was deleted since keeps nothing waiting.
+# Only letters below the stored offset, or of an earlier topic: the job itself reads the others' records again, and they
+# would be written twice (decision 0036). A sequence is a key of one topic and ends with it, so an earlier letter (`e`)
+# of a deleted topic keeps none waiting.
 REQUESTED_LETTERS: Final = WITHIN % (
     f"""
 SELECT {SUMMARY}{CONTENTS}{SIZE}
@@ -312,7 +315,9 @@ class LetterStatements(Statements):
         actor: str,
         gone: Collection[tuple[TopicPartition, int]] = (),
     ) -> None:
-        if again and below:  # each locks in order, but the second one has letters before those of the first
+        # Each statement locks in order, but OVERTAKE's letters come before SUPERSEDE's: a job and a decision about all
+        # letters would wait for each other.
+        if again and below:
             self.rows(LOCK_PASSED, group=group, **_bounds({**again, **below}))
         if again:
             without = {f"gone_{name}": values for name, values in record_arrays(gone).items()}
@@ -340,8 +345,8 @@ class LetterStatements(Statements):
             WRITE_FAILURES,
             group=group,
             **record_arrays(failures),
-            attempts=[one.attempts for one in failures.values()],
-            errors=[json.dumps(dict(one.errors)) for one in failures.values()],
+            attempts=[failed.attempts for failed in failures.values()],
+            errors=[json.dumps(dict(failed.errors)) for failed in failures.values()],
         )
 
     def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
@@ -383,8 +388,8 @@ class LetterStatements(Statements):
             RETURN_LETTERS,
             group=group,
             actor=actor,
-            causes=[one.cause for one in failed.values()],
-            **error_columns(one.error for one in failed.values()),
+            causes=[replay.cause for replay in failed.values()],
+            **error_columns(replay.error for replay in failed.values()),
             **named(failed),
         )
 
@@ -392,7 +397,7 @@ class LetterStatements(Statements):
         return {bytes(row.sequence): row.record_offset for row in self.rows(OPEN_SEQUENCES, group=group)}
 
     def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, NewOffset]) -> None:
-        """Delete the attempts of partitions whose stored offset, or topic, will be another."""
+        """Delete the attempts of partitions whose stored offset or topic will change."""
         self.run(
             DROP_FAILURES,
             group=group,
@@ -431,17 +436,17 @@ def length(key: bytes | None, value: bytes | None, headers: Headers | None) -> i
 
 
 def _columns(letters: Sequence[NewLetter]) -> dict[str, object]:
-    """The columns of letters, but for their errors'."""
+    """The columns of letters, except their errors'."""
     payloads = [letter.payload for letter in letters]
     return {
         **record_arrays((letter.topic_partition, letter.offset) for letter in letters),
         "causes": [letter.cause for letter in letters],
-        "payloads": ["left out" if one is None else "kept" for one in payloads],
-        "keys": [one.key if one else None for one in payloads],
-        "values": [one.value if one else None for one in payloads],
-        "headers": [headers_as_json(one.headers) if one else None for one in payloads],
-        "timestamps": [one.timestamp_ms if one else None for one in payloads],
-        "timestamp_types": [one.timestamp_type if one else None for one in payloads],
+        "payloads": ["left out" if payload is None else "kept" for payload in payloads],
+        "keys": [payload.key if payload else None for payload in payloads],
+        "values": [payload.value if payload else None for payload in payloads],
+        "headers": [headers_as_json(payload.headers) if payload else None for payload in payloads],
+        "timestamps": [payload.timestamp_ms if payload else None for payload in payloads],
+        "timestamp_types": [payload.timestamp_type if payload else None for payload in payloads],
         "attempts": [letter.attempts for letter in letters],
         "sequences": [letter.sequence for letter in letters],
         "trace_ids": [letter.trace for letter in letters],
@@ -470,7 +475,7 @@ def error_columns(errors: Iterable[LetterError]) -> dict[str, list[str | None]]:
         "texts": [error.text for error in listed],
         "tracebacks": [error.traceback for error in listed],
     }
-    return {name: [None if one is None else writable(one) for one in column] for name, column in columns.items()}
+    return {name: [None if text is None else writable(text) for text in column] for name, column in columns.items()}
 
 
 def headers_as_json(headers: Headers | None) -> str | None:
@@ -489,7 +494,7 @@ def _header(name: str, value: str | None) -> list[str | None]:
 def read_headers(headers: Sequence[Sequence[str | None]] | None, *, strict: bool = False) -> Headers | None:
     """Read what `headers_as_json` has written.
 
-    :param strict: whether somebody else may have written them: then what is no base64 is an error.
+    :param strict: whether others may have written them: then an error for what is not base64.
     """
     if headers is None:
         return None
@@ -507,7 +512,7 @@ def _base64(value: bytes) -> str:
 
 
 def named(keys: Collection[LetterKey]) -> dict[str, object]:
-    """The arrays that name letters."""
+    """The arrays that name letters: those of `record_arrays`, and ``topic_ids``."""
     listed = list(keys)
     return {
         **record_arrays((key.topic_partition, key.offset) for key in listed),
@@ -516,12 +521,14 @@ def named(keys: Collection[LetterKey]) -> dict[str, object]:
 
 
 def key_of(row: Any) -> LetterKey:
-    """What the row's letter is named by."""
     return LetterKey(TopicPartition(row.topic, row.partition), row.record_offset, row.topic_id)
 
 
 def letter_of(row: Any, *, contents: bool) -> Letter:
-    """The row's letter; without contents, where the row has none."""
+    """Make a row's letter.
+
+    :param contents: whether the row has the columns of `CONTENTS`.
+    """
     is_kept = contents and row.payload == "kept"
     return Letter(
         TopicPartition(row.topic, row.partition),

@@ -52,17 +52,19 @@ def upgrade(
     :param lock_timeout: seconds to wait for any one lock.
     :raises ConfigurationError: the connection is in AUTOCOMMIT, so half of it could remain; or an env.py calls it
         outside of its transaction, so none of it would be committed.
-    :raises LockTimeout: a lock was not to be had in that time. It names who held it; nothing was changed.
-    :raises MissingPrivilege: the role may not do that. It names who may; nothing was changed.
+    :raises LockTimeout: a lock was not available within that time. It names who held it; nothing was changed.
+    :raises MissingPrivilege: the role may not migrate. It names who may; nothing was changed.
     :raises SchemaNotAtHead: the tables are of a later revision that this version does not run on.
     """
     _expect_transaction(connection)
-    _wait_for_others(connection)  # before reading the revision: another one may do the work
+    # Before the revision is read: another deployment may be doing the work.
+    _wait_for_others(connection)
     with _allowed(connection, schema):
         found = current_revision(connection, schema=schema)
     if found is None or found in revisions():
         _run(command.upgrade, connection, schema, revision, lock_timeout)
     else:
+        # A later revision is no error: a pod of the version before may migrate as it starts again (decision 0056).
         expect_runs_on(found, schema=schema)
     return found
 
@@ -93,6 +95,7 @@ def revisions() -> list[str]:
 def config() -> Config:
     """Alembic's configuration for the migrations that are installed with this package."""
     made = Config()
+    # In a value of Alembic's configuration, a percent sign begins an interpolation.
     made.set_main_option("script_location", str(files("offsetstore.migrations")).replace("%", "%%"))
     made.set_main_option("path_separator", "os")
     return made
@@ -115,9 +118,9 @@ def _expect_transaction(connection: Connection) -> None:
 
 @contextmanager
 def _without_translation(connection: Connection, schema: str | None) -> Generator[None]:
-    """Names are resolved by the search path alone: SQLAlchemy translates no names in SQL that is text, as half of ours.
+    """Resolve names by the search path alone: SQLAlchemy does not translate names in text, and half of our SQL is text.
 
-    :raises ConfigurationError: ``schema_translate_map`` has a schema for our tables, which is named in another way.
+    :raises ConfigurationError: ``schema_translate_map`` has a schema for our tables; pass it as ``schema`` instead.
     """
     given = connection.get_execution_options().get("schema_translate_map")
     if given and schema is None and given.get(None) is not None:
@@ -136,12 +139,13 @@ def _without_translation(connection: Connection, schema: str | None) -> Generato
 
 @contextmanager
 def _allowed(connection: Connection, schema: str | None) -> Generator[None]:
-    """Say who may do what the role may not, which `offsetstore grants` never grants.
+    """Name who may migrate if the role may not; `offsetstore grants` never grants that.
 
     :raises MissingPrivilege: the role does not own the tables, or may not create any.
     """
     try:
-        with connection.begin_nested():  # after the error the transaction can then still ask who that is
+        # With a savepoint, the transaction can still ask who may after the error.
+        with connection.begin_nested():
             yield
     except DATABASE_ERRORS as error:
         if not is_denied(error):
@@ -164,12 +168,13 @@ def _allowed(connection: Connection, schema: str | None) -> Generator[None]:
 def _waiting_briefly(connection: Connection, schema: str | None, lock_timeout: float) -> Generator[None]:
     """Bound the waits for locks inside the block, in this transaction alone.
 
-    :raises LockTimeout: with whoever holds the locks now, and did so when the wait began.
+    :raises LockTimeout: names who holds the locks now, and held them when the wait began.
     """
     settings = text("SELECT set_config('lock_timeout', :wanted, true)")
     before = connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one()
     try:
-        with connection.begin_nested():  # after the error the transaction can then still ask who it was
+        # With a savepoint, the transaction can still ask who holds the locks after the error.
+        with connection.begin_nested():
             connection.execute(settings, {"wanted": f"{max(1, round(lock_timeout * 1000))}ms"})
             yield
             connection.execute(settings, {"wanted": before})
@@ -186,10 +191,10 @@ def _waiting_briefly(connection: Connection, schema: str | None, lock_timeout: f
         ) from None
 
 
-def _holder(one: Any) -> str:
-    since = "" if one.seconds is None else f" for {one.seconds:.0f} s"
-    who = f"{described(one)}{since}" if one.pid else "a prepared transaction"
-    return f"{who} has locked {one.tables}"
+def _holder(row: Any) -> str:
+    since = "" if row.seconds is None else f" for {row.seconds:.0f} s"
+    who = f"{described(row)}{since}" if row.pid else "a prepared transaction"
+    return f"{who} has locked {row.tables}"
 
 
 def _run(what: Any, connection: Connection, schema: str | None, revision: str, lock_timeout: float) -> None:
@@ -369,5 +374,6 @@ def _is_our_schema(found: str | None, schema: str | None) -> bool:
         return schema in {None, found}
     try:
         return alembic.context.get_context().dialect.default_schema_name in {None, schema}
-    except NameError:  # no env.py is running: rather ignore a table than drop it
+    except NameError:
+        # No env.py is running: rather ignore a table than drop it.
         return True

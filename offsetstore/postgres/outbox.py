@@ -1,4 +1,4 @@
-"""The outbox on PostgreSQL: the statement of a job, and how a relay is woken."""
+"""The outbox on PostgreSQL: a job's statement, a relay's reads, and how a relay is woken."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from offsetstore.runtime.functions import without_frames
 CHANNEL: Final = "offsetstore_outbox"
 """Of NOTIFY; the payload is the quoted schema of the tables, since a database may have several stores."""
 
-# Ids are taken in the order of the records. RETURNING a constant needs no right to read.
+# Ids are taken in the order of the records. RETURNING a constant needs no right to read. Arrays and not COPY: rows need
+# no table to be matched, and tests in memory have them too (decision 0095).
 WRITE_OUTBOX: Final = """
 WITH written AS (
 INSERT INTO {s}outbox (consumer_group, topic, key, value, headers)
@@ -42,8 +43,8 @@ SELECT count(*) AS written, CAST(pg_notify(:channel, :place) AS text) AS told FR
 """
 
 
-# A row that no producer may send is not read: it could be larger than what is left of the memory. A header's text may
-# be eight times as long as what is sent of it.
+# The contents of a row that is too large to send are not read: they might not fit into memory. A header's text may be
+# eight times as long as what is sent of it.
 _READ: Final = """
 SELECT o.id, o.topic, o.key, o.value, o.headers, size.fits,
        CASE WHEN size.fits THEN size.contents + size.headers ELSE 0 END AS bytes,
@@ -61,14 +62,15 @@ _COLUMNS: Final = """id, topic, CASE WHEN fits THEN key END, CASE WHEN fits THEN
 CASE WHEN fits THEN CAST(headers AS text) END, CASE WHEN NOT fits THEN why END"""
 _WITHOUT: Final = "NOT o.id <@ CAST(:without AS int8multirange)"
 _OTHERS: Final = "o.topic <> ALL(CAST(:but AS text[]))"
-# Not past a backlog of others: there is no index by topic, and rows that are older come first.
+# A single topic is looked for in these rows alone: there is no index by topic, and older rows come first (decision
+# 0095).
 _FIRST_ROWS: Final = f"(SELECT * FROM {{s}}outbox AS o WHERE {_WITHOUT} ORDER BY id LIMIT {MOST_COUNTED})"  # noqa: S608 - constants alone
 
 
 def _first_rows(rows: str, where: str) -> str:
-    """A statement for the first rows. ``total`` counts the bytes up to and with the row.
+    """Make a statement for the first rows. ``total`` counts the bytes up to and including the row.
 
-    A row is taken if those before it are below the limit.
+    A row is taken if the rows before it are below the limit.
     """
     return f"""
 SELECT {_COLUMNS} FROM (
@@ -104,7 +106,7 @@ SELECT (SELECT count(*) FROM gone) AS gone, (SELECT count(*) FROM kept) AS kept
 """
 
 MOST_BYTES: Final = 8 << 20
-"""Of one batch; a row that is larger is alone."""
+"""Of one batch; a larger row is alone in its batch."""
 
 
 class OutboxStatements(Statements):
@@ -116,10 +118,10 @@ class OutboxStatements(Statements):
             row = self.one(
                 WRITE_OUTBOX,
                 group=group,
-                topics=[one.topic for one in part],
-                keys=[one.key for one in part],
-                values=[one.value for one in part],
-                headers=[headers_as_json(one.headers) for one in part],
+                topics=[record.topic for record in part],
+                keys=[record.key for record in part],
+                values=[record.value for record in part],
+                headers=[headers_as_json(record.headers) for record in part],
                 channel=CHANNEL,
                 place=self.place,
             )
@@ -132,7 +134,7 @@ def _length(record: OutboxRecord) -> int:
 
 
 def expect_all_rows(session: Statements) -> None:
-    """Expect that a relay sees all rows: with row-level security, it would pass over some without a word.
+    """Expect that a relay sees all rows: row-level security would hide some from it without an error.
 
     :raises ConfigurationError: policies apply to this role.
     """
@@ -147,53 +149,52 @@ def expect_all_rows(session: Statements) -> None:
 
 
 class Portions:
-    """How much one statement may read or delete: half as much after one that the database has given up.
+    """How much one statement may read or delete: half as much after each that the database gives up.
 
-    So a ``statement_timeout`` slows the relay down, and does not stop it. After ten statements that went well it is
-    twice as much again.
+    So a ``statement_timeout`` slows the relay down instead of stopping it. After ten statements that went well, the
+    portion doubles again.
     """
 
     def __init__(self) -> None:
         self._halved = self._well = 0
 
     def of(self, most: int) -> int:
-        """So many instead of ``most``, at least one."""
+        """The portion of ``most``; at least one."""
         return max(1, most >> self._halved)
 
     def given_up(self, error: BaseException) -> bool:
-        """Whether the error is one after which less may pass; then it is less from now on."""
+        """Whether a smaller statement may succeed after this error; if so, halve the portion from now on."""
         if not (isinstance(error, MemoryError) or is_given_up(error)):
             return False
         self._halved, self._well = min(self._halved + 1, _MOST_HALVED), 0
         return True
 
     def went_well(self) -> None:
-        """Count a statement that the database has not given up."""
         self._well += 1
         if self._halved and self._well % _WELL == 0:
             self._halved -= 1
 
 
-_MOST_HALVED: Final = 24  # 8 MB are less than a byte then
+# 8 MB halved so often are less than a byte.
+_MOST_HALVED: Final = 24
 _WELL: Final = 10
 
 
 def parts_of(ids: Sequence[int], portions: Portions) -> list[Sequence[int]]:
-    """Split ids into as many parts as are needed."""
     most = portions.of(MOST_ROWS)
     return [ids[first : first + most] for first in range(0, len(ids), most)]
 
 
 def is_full(rows: Sequence[OutboxRow], most: int) -> bool:
-    """Whether there are probably more rows than were read."""
+    """Whether there are probably more rows than these."""
     return len(rows) >= most or sum(len(row.value or b"") for row in rows) > MOST_BYTES / 2
 
 
 class Reader:
-    """Reads rows of the outbox. One that can't be read comes without contents, and says why.
+    """Reads rows of the outbox. A row that can't be read comes without contents, and says why.
 
     :param ask: calls a query with a session.
-    :param largest: bytes of key and value that the producer takes.
+    :param largest: the most bytes of key and value that the producer takes.
     """
 
     def __init__(self, ask: Callable[[Callable[[Any], Any]], Any], portions: Portions, *, largest: int) -> None:
@@ -221,7 +222,7 @@ class Reader:
                     return self._unread(error, statement, most=1, bytes=1, **asked)
 
     def fetch(self, ids: Sequence[int]) -> Sequence[OutboxRow]:
-        """Read those of these rows that are there."""
+        """Read the rows with these ids; missing rows are left out."""
         rows: list[OutboxRow] = []
         left = ids
         while left:
@@ -244,13 +245,11 @@ class Reader:
         return [*map(as_row, rows)]
 
     def _unread(self, error: BaseException, statement: str, **values: object) -> list[OutboxRow]:
-        """The one row that can't be read: without its contents, the same statement can.
-
-        A lock or a load may have passed in between, so a row is named only after the same has happened once more.
-        """
+        """Read without its contents the one row that can't be read; name it if it can't be read again either."""
         if not (rows := self._rows(statement, largest=-1, **values)):
             return rows
         asked = as_array(row.id for row in rows)
+        # The first failure may have been a lock or a load: a row is set aside only if it fails once more.
         try:
             return self._rows(FETCH, ids=asked)
         except (StoreUnavailable, MemoryError) as again:
@@ -262,7 +261,7 @@ class Reader:
 
 
 def as_row(row: tuple[Any, ...]) -> OutboxRow:
-    """Read a row; what is no record says so, in its own row, without quoting it."""
+    """Read a row; one that is no record says why, without quoting it."""
     made: OutboxRow = _new(OutboxRow, row)
     if made.wrong is None and not _is_topic(made.topic):
         return made._replace(headers=None, wrong="Kafka allows no topic of this name")
@@ -270,7 +269,7 @@ def as_row(row: tuple[Any, ...]) -> OutboxRow:
         return made
     try:
         return made._replace(headers=_headers(cast("str", made.headers)))
-    except Exception:  # noqa: BLE001 - whatever it is, this row alone is to blame, and is named
+    except Exception:  # noqa: BLE001 - whatever it is, this row alone is at fault, and is named
         return made._replace(headers=None, wrong="its headers are not a list of pairs of a name and a value in base64")
 
 
@@ -286,15 +285,17 @@ def _headers(text: str) -> Headers | None:
     return headers
 
 
-_new: Final = cast("Any", tuple).__new__  # a third of the time of `_make`
-_is_topic: Final = lru_cache(1024)(is_topic)  # of ten thousand rows, most have the same
+# A third of the time of `_make`.
+_new: Final = cast("Any", tuple).__new__
+# Of ten thousand rows, most have the same topic.
+_is_topic: Final = lru_cache(1024)(is_topic)
 
 
 class Listener:
-    """A connection of its own that waits for `CHANNEL`. It must be closed.
+    """A dedicated connection that waits for `CHANNEL`. It must be closed.
 
     :param connection: taken from its pool for good.
-    :param place: see `PostgresSession`; others' payloads are passed over.
+    :param place: see `PostgresSession`; payloads of other stores are ignored.
     :raises ConnectionLost, StoreUnavailable: the database's errors, as ours; also of `wait`.
     """
 
@@ -306,7 +307,8 @@ class Listener:
         try:
             with translated():
                 self._driver.autocommit = True
-                # Behind a pooler, the connection's process is the pooler's own, and a server's session is not kept.
+                # Behind a pooler, the process id is the pooler's own, or changes with each statement. LISTEN is useless
+                # there: the session with the server is not kept (decision 0095).
                 asked = [self._driver.execute("SELECT pg_backend_pid()").fetchone() for _ in range(2)]
                 self.is_pooled = asked != [(self._driver.info.backend_pid,)] * 2
                 if not self.is_pooled:
@@ -318,10 +320,9 @@ class Listener:
     def wait(self, seconds: float) -> None:
         """Wait until rows are committed, but not longer than this."""
         with translated():
-            for told in self._driver.notifies(timeout=seconds):
-                if told.payload == self._place:
+            for notification in self._driver.notifies(timeout=seconds):
+                if notification.payload == self._place:
                     return
 
     def close(self) -> None:
-        """End the connection."""
         self._driver.close()

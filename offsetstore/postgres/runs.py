@@ -1,4 +1,4 @@
-"""The runs of jobs and their errors, on PostgreSQL: the statements, and what `RunSession` says of them."""
+"""The runs of jobs and their errors on PostgreSQL: the statements, and the session's part for `RunSession`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SET claim_id = excluded.claim_id, owner = excluded.owner, topics = excluded.topi
     application_id = NULL, ui_url = NULL
 """
 
-# Ages become times by the database's clock, which is read once.
 REPLAYS: Final = "replays_letters"
-"""The counter that is none: whether the job replays dead letters."""
+"""Not a counter, but kept with them: whether the job replays dead letters."""
 
+# Ages become times by the database's clock, which is read once.
 WRITE_RUN: Final = """
 UPDATE {s}job_runs AS r
 SET seen_at = clock.now,
@@ -62,7 +62,7 @@ DELETE FROM {s}job_runs WHERE consumer_group = :group AND epoch <= (
     SELECT epoch FROM {s}job_runs WHERE consumer_group = :group ORDER BY epoch DESC OFFSET :keep LIMIT 1)
 """
 
-# Members share an epoch. One that has not ended may be older than a thousand that have.
+# Members share an epoch. A member that has not ended may be older than a thousand that have.
 TRIM_MEMBER_RUNS: Final = """
 DELETE FROM {s}member_runs WHERE consumer_group = :group AND claim_id IN (
     SELECT r.claim_id FROM (SELECT epoch, started_at FROM {s}member_runs WHERE consumer_group = :group
@@ -85,7 +85,7 @@ WRITE_MEMBER_RUN: Final = WRITE_RUN.replace("job_runs", "member_runs")
 
 
 class RunStatements(Statements):
-    """See the module. `PostgresSession` runs the statements."""
+    """A session's part that implements `RunSession`."""
 
     def begin_run(self, group: str, token: Token, run: NewRun, *, of_member: bool = False) -> None:
         self.run(
@@ -122,21 +122,22 @@ class RunStatements(Statements):
         )
 
     def append_errors(self, group: str, token: Token, errors: Sequence[JobError], *, keep: int = KEPT) -> None:
-        places = [one.topic_partition for one in errors]
+        places = [error.topic_partition for error in errors]
         self.run(
             APPEND_ERRORS,
             group=group,
             epoch=token.epoch,
-            sources=[one.source for one in errors],
-            classes=[one.error_class for one in errors],
-            texts=[None if one.text is None else writable(one.text) for one in errors],
-            sqlstates=[one.sqlstate for one in errors],
+            sources=[error.source for error in errors],
+            classes=[error.error_class for error in errors],
+            texts=[None if error.text is None else writable(error.text) for error in errors],
+            sqlstates=[error.sqlstate for error in errors],
             topics=[tp.topic if tp else None for tp in places],
             partitions=[tp.partition if tp else None for tp in places],
-            batches=[one.batch for one in errors],
-            ranges=[one.ranges for one in errors],
-            times=[one.times for one in errors],
+            batches=[error.batch for error in errors],
+            ranges=[error.ranges for error in errors],
+            times=[error.times for error in errors],
         )
+        # The job itself trims, so that a crash loop fills no disk (decision 0041).
         for statement in (TRIM_RUNS, TRIM_MEMBER_RUNS, TRIM_ERRORS):
             self.run(statement, group=group, keep=keep)
 

@@ -1,4 +1,4 @@
-"""The tables, for Alembic; the statements that use them are in `offsetstore.postgres.session`.
+"""The tables, for Alembic; the statements that use them are beside the sessions and the operations.
 
 ``kafka_partitions`` has no index but its key and leaves room in its pages, so that an advance is a HOT update: it
 touches no index. Text keys collate ``"C"``, so that locks are taken in the same order under every locale.
@@ -45,7 +45,7 @@ VERSION_TABLE = "offsetstore_version"
 """Our own version table, so that an application's Alembic and ours can share a database."""
 
 INDEXED = 40
-"""Characters of an error's names that the index holds: an entry has 2,704 bytes, and any letter must be writable."""
+"""Characters of an error's names that the index holds: an entry has at most 2,704 bytes, and every letter must fit."""
 
 metadata = MetaData()
 
@@ -78,12 +78,15 @@ kafka_partitions = Table(
     Column("cluster_id", Text),
     Column("epoch", BigInteger, nullable=False),
     Column("claim_id", Uuid, nullable=False),
+    # Each advance writes a new one, by which a COMMIT without an answer is looked up (decision 0005).
     Column("transaction_id", Uuid),
     Column("pinned", Boolean, nullable=False, server_default=false()),
     _timestamp("created_at"),
     _timestamp("updated_at"),
     Column("pinned_epoch", BigInteger, nullable=False, server_default=text("0")),
     Column("contested", Boolean, nullable=False, server_default=false()),
+    # The pair shows whether the log was truncated; what a claim saw of a loss stays after the log has grown again
+    # (decision 0049).
     Column("epoch_offset", BigInteger),
     Column("leader_epoch", Integer),
     Column("suspect", Text),
@@ -124,7 +127,7 @@ group_members = Table(
     PrimaryKeyConstraint("consumer_group", "member_id", name="group_members_pkey"),
     postgresql_with={"fillfactor": 80},
 )
-"""Who shares a group's claim. The partitions of a member are those whose ``claim_id`` is its id."""
+"""Who shares a group's claim. A member has the partitions whose ``claim_id`` is its id."""
 
 heartbeats = Table(
     "heartbeats",
@@ -149,6 +152,7 @@ offset_history = Table(
     Column("actor", Text, nullable=False),
     Column("reason", Text, nullable=False),
     _timestamp("at"),
+    # ``actor`` is what a client says, this what the database knows: jobs may not write it (decision 0041).
     Column("db_role", Text, server_default=text("SESSION_USER")),
     PrimaryKeyConstraint("id", name="offset_history_pkey"),
     Index("offset_history_consumer_group_idx", "consumer_group", "id"),
@@ -170,6 +174,7 @@ store_identity = Table(
     metadata,
     Column("singleton", Boolean, nullable=False, server_default=true()),
     Column("store_id", Uuid, nullable=False),
+    # The server's system identifier and the database's oid: both differ in a copy made row by row (decision 0050).
     Column("home", Text),
     PrimaryKeyConstraint("singleton", name="store_identity_pkey"),
     CheckConstraint("singleton", name="store_identity_singleton_check"),
@@ -229,6 +234,7 @@ dead_letters = Table(
         postgresql_where=text("state = 'requested'"),
     ),
     Index("dead_letters_list_idx", "consumer_group", "state", "created_at", "topic", "partition", "record_offset"),
+    # For decisions about all letters of one error; whole names might not fit into an entry (decision 0036).
     Index(
         "dead_letters_error_idx",
         "consumer_group",
@@ -286,11 +292,12 @@ job_runs = Table(
     "job_runs",
     metadata,
     *_of_runs(),
+    # An epoch, unlike a claim's id, orders the runs: one index serves the list and the trimming (decision 0041).
     PrimaryKeyConstraint("consumer_group", "epoch", name="job_runs_pkey"),
     CheckConstraint("ending IN ('closed', 'failed', 'fenced')", name="job_runs_ending_check"),
     postgresql_with={"fillfactor": 80},
 )
-"""A row for each claim, which its job alone writes: no claim waits for the job before it."""
+"""A row for each claim; only its own job writes it, so that no claim waits for the job before it."""
 
 member_runs = Table(
     "member_runs",
@@ -301,7 +308,7 @@ member_runs = Table(
     Index("member_runs_epoch_idx", "consumer_group", "epoch", "started_at"),
     postgresql_with={"fillfactor": 80},
 )
-"""The same for each member of a fleet, which share an epoch: ``claim_id`` is the member's id."""
+"""The same for each member of a fleet. Members share an epoch: ``claim_id`` is the member's id."""
 
 job_errors = Table(
     "job_errors",
@@ -322,7 +329,7 @@ job_errors = Table(
     PrimaryKeyConstraint("id", name="job_errors_pkey"),
     Index("job_errors_consumer_group_idx", "consumer_group", "id"),
 )
-"""What jobs stumbled over. ``error_text`` is our own errors' text: others' may quote the values of rows."""
+"""Errors of jobs. ``error_text`` is kept of our own errors alone: others may quote the values of rows."""
 
 samples = Table(
     "samples",
@@ -345,7 +352,7 @@ samples = Table(
     postgresql_with={"fillfactor": 50},
 )
 """Rings of slots, see `offsetstore.operations.samples`. A page has room for a second version of each of its rows: one
-statement writes a slot of all groups, and those are on the same pages."""
+statement writes a slot of all groups, and these are on the same pages."""
 
 outbox = Table(
     "outbox",
@@ -359,7 +366,7 @@ outbox = Table(
     _timestamp("created_at"),
     PrimaryKeyConstraint("id", name="outbox_pkey"),
 )
-"""Records for Kafka, in the order of their ids. These must be taken one by one: with a cache, a session could give a
+"""Records for Kafka, in the order of their ids. Ids must be taken one at a time: with a cache, a session could give a
 later transaction a lower id, and a key's records would be in another order than its commits."""
 
 outbox_refused = Table(
@@ -394,8 +401,8 @@ outbox_relays = Table(
     PrimaryKeyConstraint("shard", name="outbox_relays_pkey"),
     postgresql_with={"fillfactor": 50},
 )
-"""The relay that may write, and its batch: the last one whose number is here, and the ids of its rows until they are
-known to be in Kafka. There is no number before the first start. ``word`` is in Kafka too, with the number.
+"""The relay that may write, and its last batch: the number, and the ids of its rows until they are known to be in
+Kafka. There is no number before the first start. ``word`` is in Kafka too, with the number.
 ``sent`` counts all rows that relays have sent and deleted."""
 
 relay_runs = Table(
@@ -413,4 +420,4 @@ relay_runs = Table(
     CheckConstraint("ending IN ('closed', 'failed', 'fenced')", name="relay_runs_ending_check"),
     postgresql_with={"fillfactor": 50},
 )
-"""A row for each start of a relay, which it alone writes: apart from its token, whose row its batches lock."""
+"""A row for each start of a relay, written by that relay alone; not beside its token, whose row its batches lock."""

@@ -69,6 +69,7 @@ _PLAIN: Final = {
     b"DateStyle": tuple(b"ISO, " + order for order in (b"MDY", b"DMY", b"YMD")),
     b"IntervalStyle": (b"postgres",),
 }
+# Refused, not pinned: other values skip a target's triggers or policies, which are part of its data (decision 0053).
 _EXPECTED: Final = {"session_replication_role": "origin", "row_security": "on"}
 _PASSED_OVER: Final = {"session_replication_role": "triggers and foreign keys", "row_security": "policies"}
 _NO_CLAIM = uuid.UUID(int=0)
@@ -77,7 +78,7 @@ _LEAVE_IT: Final = (
     "Leave both to offsetstore. To go on after an error, use a savepoint: connection.begin_nested(), or an ORM "
     'Session(connection, join_transaction_mode="create_savepoint"), whose commit and rollback end its own.'
 )
-# How many ids are consumed after each failed attempt; some millions in all, which takes a minute.
+# The number of ids consumed after each failed attempt; some millions in all, which takes a minute.
 _IDS_TO_TAKE: Final = tuple(1000 * 2**power for power in range(13))
 
 
@@ -106,6 +107,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         self._settings = settings
         self._pid = os.getpid()
         self._number = ""
+        """The transaction's number in PostgreSQL; empty until BEGIN is sent."""
         self._ending = False
         self._was_ended = False
         """Whether user code has tried to end the transaction."""
@@ -113,9 +115,10 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         """The error for which user code has tried to roll it back."""
         self._is_tried = False
         self._has_failed = False
-        """Whether a savepoint has saved it."""
+        """Whether it has failed, even if a savepoint has saved it since."""
         self._closed = False
         self._moved = 0
+        """How many rows were advanced; the server counts too, and a savepoint's rollback takes its count back."""
         self._check = sql.CHECK_DEFERRED
         """Checks deferred constraints after a trial."""
         self._open()
@@ -152,7 +155,8 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         inner = driver_error(error)
         if inner is None or self._connection.closed or self._connection.invalidated or self._psycopg.closed:
             return True
-        # What libpq says itself has no SQLSTATE, and leaves no transaction that has failed, but a closed connection.
+        # libpq's own errors have no SQLSTATE, and leave a closed connection, not a failed transaction. If ours has not
+        # failed, the error is of another connection of the function's (decision 0047).
         return inner.sqlstate is not None and (self._has_failed or self._is_failed())
 
     def _is_failed(self) -> bool:
@@ -173,11 +177,13 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
 
     def commit(self) -> None:
         # The COMMIT of a transaction that has failed, or that SQLAlchemy has forgotten, rolls back without an error.
+        # The driver's own state shows both without a round trip (decision 0029).
         self._expect_not_ended()
         is_over = self._psycopg.pgconn.transaction_status in _OVER or not self._connection.in_transaction()
         if self._number and is_over:
             raise UnexpectedCommit("the transaction had failed, or was ended, before its COMMIT")
         self._ending = True
+        # COMMIT goes alone: a transaction that is lost before it is known not to have happened (decision 0029).
         with translated(), refused_at_commit():
             if failpoints.armed("commit_sent"):
                 self._psycopg.pgconn.send_query(b"COMMIT")
@@ -196,10 +202,12 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         self._ending = True
         try:
             self._connection.rollback()
+            # What psycopg has begun since, SQLAlchemy doesn't know.
             if self._was_ended and not self._connection.invalidated:
-                self._psycopg.rollback()  # of what psycopg has begun since, unknown to SQLAlchemy
+                self._psycopg.rollback()
+            # After a failover, a new connection may reach the new primary (decision 0008).
             if not self._connection.invalidated and self._is_read_only():
-                self._connection.invalidate()  # a new one may reach the new primary
+                self._connection.invalidate()
             self._close()
         except Exception as error:  # noqa: BLE001 - a connection that fails here is of no further use
             without_frames(error)
@@ -208,25 +216,24 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             self._close()
 
     def sever(self) -> None:
-        """Break the connection, from another thread: what waits there for the server meets a lost connection.
-
-        A proxy may take what is sent, acknowledge it, and forget it; no setting of TCP notices that.
-        """
+        """Break the connection from another thread: the thread that waits for the server finds it lost."""
+        # A proxy may take what is sent, acknowledge it, and forget it; no setting of TCP notices that (decision 0095).
         with suppress(OSError, *DATABASE_ERRORS):
             descriptor = os.dup(self._psycopg.pgconn.socket)
             with socket.socket(fileno=descriptor) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _is_read_only(self) -> bool:
-        """As the server has reported, without a query: PostgreSQL sends these settings when they change."""
-        told = map(self._psycopg.pgconn.parameter_status, (b"in_hot_standby", b"default_transaction_read_only"))
-        return b"on" in told
+        """Whether the server has reported that it is read-only; it sends these settings when they change."""
+        settings = map(self._psycopg.pgconn.parameter_status, (b"in_hot_standby", b"default_transaction_read_only"))
+        return b"on" in settings
 
     def _close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._ended_for = None  # its traceback refers to this transaction
+        # Its traceback refers to this transaction.
+        self._ended_for = None
         for name, hears in self._listeners():
             event.remove(self._connection, name, hears)
         if self._connection.get_execution_options().get(_DISCARD):
@@ -239,19 +246,18 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             raise self._unexpected()
 
     def _refuse_rollback(self, connection: Connection) -> None:
-        """Refuse a ROLLBACK, or if it is for an error, as an ORM Session's in `flush`, what may follow it.
-
-        The error is then the function's to raise, which rolls back anyway.
-        """
+        """Refuse a ROLLBACK; if it is for an error, as an ORM Session's in `flush`, refuse what follows it instead."""
         if self._ending:
             return
         expect_own(self._pid)
         self._note_failed()
         self._was_ended, self._ended_for = True, sys.exc_info()[1]
+        # A refusal would hide the error: an outage would not be repeated, and no record named (decision 0007).
         if self._ended_for is None:
             raise self._unexpected()
+        # SQLAlchemy is about to call the driver's rollback, once: a search needs its savepoints.
         if self._is_tried and not connection.invalidated:
-            driver = self._psycopg  # SQLAlchemy is about to call its rollback, once: trials need their savepoints
+            driver = self._psycopg
             vars(driver)["rollback"] = lambda: vars(driver).pop("rollback")
 
     def _refuse_more(self, _: Connection) -> None:
@@ -295,7 +301,8 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             execute_together(self._psycopg, self._check, sql.SAVEPOINT.format(number=number))
 
     def rollback_to(self, number: int) -> None:
-        if self._was_ended:  # by what is undone now
+        # What ended the transaction is undone now.
+        if self._was_ended:
             self._was_ended, self._ended_for = False, None
             self._connection.begin()
         self.run(sql.ROLLBACK_TO.format(number=number))
@@ -316,6 +323,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         return [row.consumer_group for row in self.rows(sql.NAMES_OF_GROUPS)]
 
     def write_group(self, group: str, token: Token, owner: str, *, fleet: str | None = None) -> None:
+        # The group's row still names the earlier claim, whose heartbeat ends.
         self.run(sql.END_OTHER_BEATS, group=group)
         self.run(sql.WRITE_GROUP, group=group, owner=owner, **_token(token))
         self.run(sql.WRITE_TOKENS, group=group, **_token(token))
@@ -387,6 +395,8 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
 
     def finish(self, move: Advance) -> tuple[int, bool]:
         self._expect_not_ended()
+        # Deferred constraints come after the advance, which a trigger may look at, and before COMMIT, where a refusal
+        # would have to be told from a lost answer (decision 0020).
         with refusals(None):
             advanced, _, whole = execute_together(
                 self._psycopg,
@@ -426,7 +436,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         self.run(sql.CONTEST, group=group, **_keys(partitions), **_token(token))
 
     def write_pairs(self, group: str, token: Token, pairs: Mapping[TopicPartition, EpochPair]) -> int:
-        offsets, epochs = [one.offset for one in pairs.values()], [one.leader_epoch for one in pairs.values()]
+        offsets, epochs = [pair.offset for pair in pairs.values()], [pair.leader_epoch for pair in pairs.values()]
         arrays = {"epoch_offsets": offsets, "leader_epochs": epochs}
         return self.run(sql.WRITE_PAIRS, group=group, **arrays, **_keys(pairs), **_token(token))
 
@@ -546,15 +556,17 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         role, schema = missing[0].role, missing[0].schema
         raise MissingPrivilege(
             "the role may not do all that a job does; no job was fenced",
-            found=f"role {quoted(role)} lacks {', '.join(f'{one.privilege} on {one.in_table}' for one in missing)}",
+            found=f"role {quoted(role)} lacks {', '.join(f'{row.privilege} on {row.in_table}' for row in missing)}",
         ).granted_by("--role", role, *schema_option(schema))
 
     def identity(self) -> StoreIdentity:
-        assert self.connection  # BEGIN: the savepoint must not be lost with it
+        # BEGIN comes first: if it were sent again, on another connection, the savepoint would be lost.
+        assert self.connection
         try:
             with translated():
                 _, found, _ = self.together(sql.SAVE_IDENTITY, sql.IDENTITY, sql.KEEP_IDENTITY)
-        except OffsetStoreError:  # whatever it is: a service may lack the function
+        except OffsetStoreError:
+            # Whatever the error: a service may lack the function, and a job must not stop for that (decision 0050).
             with translated():
                 _, found = self.together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)
         if not found.rows:
@@ -581,8 +593,9 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         return result
 
     def tuples(self, statement: str, **values: object) -> list[tuple[Any, ...]]:
-        """Run a statement that returns many rows: as tuples without names, and in binary, this takes a third."""
-        assert self.connection  # BEGIN
+        """Run a statement that returns many rows: binary tuples without names take a third of the time."""
+        # Sends BEGIN.
+        assert self.connection
         with translated(), naming_texts(values):
             cursor = self._psycopg.cursor(row_factory=tuple_row, binary=True)
             return cursor.execute(cast("Any", self._text(statement)), values).fetchall()
@@ -590,7 +603,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
     def together(self, *statements: str, **values: object) -> list[StatementResult]:
         """Send the statements in one round trip, the first ones with BEGIN before them; see `_is_plain`."""
         if self._number and not self._is_plain():
-            return [self._send(one, **values) for one in statements]
+            return [self._send(statement, **values) for statement in statements]
         if self._number:
             texts = map(self._text, statements)
             with naming_texts(values):
@@ -601,15 +614,17 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         except Exception as error:
             if not isinstance(translate(error), ConnectionLost):
                 raise
-            # Nothing has happened: the connection may have been dead before, and then so are the others of its pool.
-            self.rollback()  # by its failure SQLAlchemy learns that, and drops them all
-            self._open()  # if there is none, the session stays closed
+            # Nothing has happened: the connection may have been dead before, and then so are the others of its pool. By
+            # the failing rollback, SQLAlchemy learns that and drops all. Without a new one, the session stays closed.
+            self.rollback()
+            self._open()
             self._ending = self._closed = False
             return self._begin(*statements, **values)
 
     def _begin(self, *statements: str, **values: object) -> list[StatementResult]:
         connection = self._psycopg
-        is_begun = connection.pgconn.transaction_status != TransactionStatus.IDLE  # by a hook of the engine
+        # A hook of the engine may have begun it.
+        is_begun = connection.pgconn.transaction_status != TransactionStatus.IDLE
         before = [] if is_begun else [sql.BEGIN]
         together, later = (statements, ()) if self._is_plain() else ((), statements)
         texts = [*before, *map(self._text, (sql.SETTINGS, *together))]
@@ -625,19 +640,19 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         [settings] = results[0].rows
         self._check_settings(settings)
         self._number = cast("str", settings.transaction_number)
-        return results[1:] + [self._send(one, **values) for one in later]
+        return results[1:] + [self._send(statement, **values) for statement in later]
 
     def _is_plain(self) -> bool:
-        """Whether statements, with values in their text, and results as text, can share a message.
+        """Whether statements with values in their text, and results as text, can share a message (decision 0053).
 
-        The server converts and parses a message before it runs its first statement, so before the encoding and the
-        strings of `SETTINGS` are in force; and psycopg reads times as text in these styles alone. The server reports
+        The server converts and parses a message before it runs the first statement, so before the encoding and the
+        strings of `SETTINGS` are in force; and psycopg reads times as text only in these styles. The server reports
         these settings when they change.
         """
         return all(self._psycopg.pgconn.parameter_status(name) in values for name, values in _PLAIN.items())
 
     def _check_settings(self, found: Any) -> None:
-        """Refuse settings with which the server would pass over triggers, foreign keys or policies.
+        """Refuse settings with which the server would skip triggers, foreign keys or policies.
 
         :raises ConfigurationError: the role, the database, or SQL in an earlier transaction has made such a setting.
         """
@@ -657,7 +672,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
 
 
 def group_row(rows: Sequence[Any]) -> GroupRow | None:
-    """Read the row of `statements.GROUP`, if there is one."""
+    """Read the rows of `statements.GROUP`; ``None`` if it has none."""
     if not rows:
         return None
     [row] = rows
@@ -699,7 +714,7 @@ def _token(token: Token) -> dict[str, object]:
 @makes_many
 def stored_rows(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
     """Read the rows of `statements.READ_PARTITIONS`."""
-    # Mostly one for all of ten thousand rows; a UUID hashes itself in Python.
+    # Mostly one token for all of ten thousand rows. The key has a number: a UUID's hash is computed in Python.
     tokens: dict[tuple[int, int], Token] = {}
     return {
         TopicPartition(row.topic, row.partition): StoredOffset(

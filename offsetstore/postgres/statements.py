@@ -28,8 +28,9 @@ def for_psycopg(statement: str, place: str) -> str:
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-# The transaction's number is read at once: it shows later whether user code sent COMMIT. ``pinned`` is one column,
-# since each takes time: what the texts depend on that psycopg and COPY exchange with the server (decision 0053).
+# The transaction's number is read at once: it shows later whether user code sent COMMIT (decision 0007). A commit must
+# be on disk: a crash would take back what was reported, and mirrored to Kafka. ``pinned`` has the settings on which the
+# texts between psycopg, COPY and the server depend (decision 0053); one column, since each takes time.
 SETTINGS = """
 SELECT CAST(pg_current_xact_id() AS text) AS transaction_number,
        current_setting('session_replication_role') AS session_replication_role,
@@ -59,11 +60,11 @@ SELECT CAST(pg_current_xact_id_if_assigned() AS text) AS transaction_number,
 
 CHECK_DEFERRED = "SET CONSTRAINTS ALL IMMEDIATE"
 
-# How rows are tried out: decision 0036. ``SET CONSTRAINTS ALL DEFERRED`` would also defer what is immediate at first.
+# For trials (decision 0036). ``SET CONSTRAINTS ALL DEFERRED`` would also defer constraints that begin as immediate.
 SAVEPOINT = "SAVEPOINT offsetstore_{number}"
 ROLLBACK_TO = "ROLLBACK TO SAVEPOINT offsetstore_{number}"
 DEFER_AGAIN = "SET CONSTRAINTS {names} DEFERRED"
-# For names that can't be deferred again: the constraints are deferred as before, but all is checked again next time.
+# For names that can't be deferred again: the constraints stay deferred, but everything is checked again next time.
 CHECK_AND_TAKE_BACK = f"""
 SAVEPOINT offsetstore_check;
 {CHECK_DEFERRED};
@@ -73,7 +74,7 @@ RELEASE SAVEPOINT offsetstore_check"""
 # In milliseconds; no row before PostgreSQL 17.
 TRANSACTION_TIMEOUT = "SELECT CAST(setting AS bigint) AS setting FROM pg_settings WHERE name = 'transaction_timeout'"
 
-# A name stands for all constraints of its schema that have it, and for those of their tables' partitions.
+# A name stands for all constraints of its schema with this name, and for those of the tables' partitions.
 INITIALLY_DEFERRED = """
 SELECT n.nspname AS schema, c.conname AS name,
        bool_and(c.condeferred) AND has_schema_privilege(n.oid, 'USAGE') AS by_name
@@ -88,12 +89,13 @@ VALUES (:group, 0, :no_claim, '')
 ON CONFLICT (consumer_group) DO NOTHING
 """
 
+# Claims lock the row, or two at once would take the same epoch.
 LOCK_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR UPDATE"
 
 # FOR KEY SHARE would be weaker, and would read an old epoch without waiting.
 SHARE_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR SHARE"
 
-# Of a fleet, the last heartbeat of its members counts. One in the future does not (see `is_live`), and would hide the
+# A fleet's heartbeat is the last of its members'. One in the future does not count (see `is_live`), and would hide the
 # others.
 OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at,
        clock_timestamp() - coalesce(h.beat_at, (SELECT max(m.beat_at) FROM {s}group_members AS m
@@ -144,7 +146,7 @@ UPDATE {s}kafka_partitions SET epoch = :epoch, claim_id = :claim_id WHERE consum
 
 FIRST_BEAT = "INSERT INTO {s}heartbeats (claim_id) VALUES (:claim_id)"
 
-# An UPDATE, so that a fenced job does not restore the row that the new claim removed.
+# An UPDATE, so that a fenced job does not restore the row that the new claim has removed.
 BEAT = "UPDATE {s}heartbeats SET beat_at = clock_timestamp() WHERE claim_id = :claim_id"
 
 END_BEAT = "DELETE FROM {s}heartbeats WHERE claim_id = :claim_id"
@@ -163,7 +165,7 @@ VALUES (:group, :member_id, :fleet_id, :owner)
 ON CONFLICT (consumer_group, member_id) DO UPDATE SET fleet_id = excluded.fleet_id, beat_at = clock_timestamp()
 """
 
-# An UPDATE, so that one that comes late does not bring a member back that has left.
+# An UPDATE, so that a late heartbeat does not bring back a member that has left.
 BEAT_MEMBER = """
 UPDATE {s}group_members AS m SET beat_at = clock_timestamp() FROM {s}consumer_groups AS g
 WHERE m.consumer_group = :group AND m.member_id = :member_id
@@ -172,6 +174,7 @@ WHERE m.consumer_group = :group AND m.member_id = :member_id
 
 DROP_MEMBER = "DELETE FROM {s}group_members WHERE consumer_group = :group AND member_id = :member_id"
 
+# A member that is frozen in its heartbeat keeps its row locked, and must not hold up others (decision 0090).
 TRIM_MEMBERS = """
 DELETE FROM {s}group_members WHERE consumer_group = :group AND member_id IN (
     SELECT member_id FROM {s}group_members
@@ -208,13 +211,14 @@ READ_THESE = READ_PARTITIONS.replace(
 WHERE""",
 ).replace("= :group", "= (SELECT :group)")
 
-# Each batch begins with this read, and a note may be as long as 1 MiB.
+# Each batch begins with this read, and metadata may be as long as 1 MiB.
 READ_OFFSETS = READ_PARTITIONS.replace("p.metadata", "NULL AS metadata")
 
 LOCK_ALL_PARTITIONS = READ_PARTITIONS + "FOR UPDATE OF p"
 
-# All partitions that were last advanced by the same transaction come as one row: reading ten thousand rows takes longer
-# than locking them. ``numbers`` are the partitions' places in the list, from 1.
+# Locked in the order of the key, or jobs would deadlock. All partitions that were last advanced by the same transaction
+# come as one row: reading ten thousand rows takes longer than locking them. ``numbers`` are the partitions' places in
+# the list, from 1.
 LOCK_PARTITIONS = """
 WITH locked AS MATERIALIZED (
 SELECT p.next_offset, p.epoch, p.claim_id, p.transaction_id, asked.number
@@ -265,8 +269,8 @@ SET next_offset = excluded.next_offset,
 """
 
 # Each text is sent once: ``text_numbers`` are their places in ``texts``, from 1, and NULL where the metadata is kept.
-# The statement compares offset and token again, although the lock protects both. The setting is rolled back with the
-# rows at ROLLBACK TO, which shows that they were.
+# The statement compares offset and token again, although the lock protects both. ROLLBACK TO takes the setting back
+# with the rows, which shows that it happened (decision 0007).
 ADVANCE = """
 WITH moved AS (
 UPDATE {s}kafka_partitions AS p
@@ -286,7 +290,8 @@ SELECT count(*) AS moved,
 FROM moved
 """
 
-# The same setting shows that a mark was rolled back. Each adds to what is there, or a later one would hide that.
+# The same setting shows that a mark was rolled back (decision 0034). Each mark adds to it, or a later one would hide
+# that.
 COUNT_MARK = """
 SELECT set_config('offsetstore.moved', CAST(1 + CAST(
            coalesce(nullif(current_setting('offsetstore.moved', true), ''), '0') AS bigint) AS text), true) AS kept
@@ -307,7 +312,8 @@ WHERE p.consumer_group = (SELECT :group) AND p.topic = n.topic AND p.partition =
   AND CASE WHEN p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
 """
 
-# ``appended`` counts the new rows whose ids follow those of all earlier rows.
+# ``appended`` counts the new rows whose ids follow those of all earlier rows. After a failover of logical replication,
+# others would go into gaps of the past, and be read in the wrong order.
 APPEND_HISTORY = """
 WITH before AS (SELECT coalesce(max(id), 0) AS last FROM {s}offset_history),
 appended AS (
@@ -326,7 +332,7 @@ SELECT count(*) FILTER (WHERE appended.id > before.last) AS appended, before.las
 FROM before LEFT JOIN appended ON true GROUP BY before.last
 """
 
-# Consumes ids of the identity's sequence, which a job's role may not set; ROLLBACK does not return them.
+# Consumes ids of the identity's sequence, which a job's role may not set; ROLLBACK does not return ids.
 TAKE_HISTORY_IDS = """
 INSERT INTO {s}offset_history (consumer_group, event, epoch, claim_id, actor, reason)
 SELECT '', '', 0, :no_claim, '', '' FROM generate_series(1, :count)
@@ -348,7 +354,7 @@ WHERE p.consumer_group = (SELECT :group) AND p.topic = asked.topic AND p.partiti
   AND CASE WHEN NOT p.contested AND p.epoch = :epoch AND p.claim_id = :claim_id THEN true END
 """
 
-# Rows that are locked are left for the next time: nothing of this is worth a wait.
+# Locked rows are left for the next time: this may neither wait for the job's transactions nor deadlock with them.
 WRITE_PAIRS = """
 UPDATE {s}kafka_partitions AS p SET epoch_offset = free.epoch_offset, leader_epoch = free.leader_epoch
 FROM (
@@ -362,7 +368,7 @@ FOR UPDATE OF p SKIP LOCKED) AS free
 WHERE p.consumer_group = (SELECT :group) AND p.topic = free.topic AND p.partition = free.partition
 """
 
-# The first evidence stays.
+# The first evidence stays, or each refused start would replace what was found first, and when (decision 0049).
 WRITE_SUSPECTS = """
 UPDATE {s}kafka_partitions AS p SET suspect = n.suspect, suspect_at = clock_timestamp()
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:suspects AS text[]))
@@ -374,8 +380,8 @@ RETURNING p.topic, p.partition
 
 BATCH_MARK = "SELECT batch_id FROM {s}batch_marks WHERE consumer_group = :group AND query_id = :query_id"
 
-# Returns no row if the mark is already there: of two concurrent transactions, one sets it, and the other waits and gets
-# no row.
+# Returns no row if the mark is already there: of two concurrent transactions, one sets the mark, and the other waits
+# and gets no row. A window that fires without data moves no offset: only the mark shows that it was written.
 MARK_BATCH = """
 INSERT INTO {s}batch_marks AS m (consumer_group, query_id, batch_id) VALUES (:group, :query_id, :batch_id)
 ON CONFLICT (consumer_group, query_id) DO UPDATE
@@ -384,7 +390,8 @@ WHERE m.batch_id < excluded.batch_id
 RETURNING 1
 """
 
-# Nobody waits: whoever has the row locked has this lock, too. If that holds another name's, a turn is left out.
+# The advisory lock stands for the row's, since ON CONFLICT has no SKIP LOCKED: a member's flushes must not wait for a
+# tick under way. If two names have one hash, a turn is left out (decision 0092).
 TAKE_TURN = """
 INSERT INTO {s}batch_marks AS m (consumer_group, query_id, batch_id)
 SELECT :group, :name, 0
@@ -394,7 +401,8 @@ WHERE m.updated_at <= clock_timestamp() - make_interval(secs => :every)
 RETURNING 1
 """
 
-# Who may not call the function does not know which database it is. It is tried: a provider may replace the function.
+# A role that may not call the function does not know which database it is. That is found out by calling it: a provider
+# may replace the function (decision 0050).
 _HERE = """(SELECT CAST(c.system_identifier AS text) || ':' || CAST(d.oid AS text)
         FROM pg_catalog.pg_control_system() AS c, pg_catalog.pg_database AS d
         WHERE d.datname = current_database())"""
@@ -404,7 +412,7 @@ SAVE_IDENTITY = "SAVEPOINT offsetstore_identity"
 KEEP_IDENTITY = "RELEASE SAVEPOINT offsetstore_identity"
 LEAVE_IDENTITY = "ROLLBACK TO SAVEPOINT offsetstore_identity"
 
-# Columns are asked about one by one only where the whole table isn't granted: there are hundreds, and each claim asks.
+# Single columns are checked only where the whole table isn't granted: there are hundreds, and each claim asks.
 MISSING_GRANTS = """
 SELECT current_user AS role, n.nspname AS schema, needed.in_table, needed.privilege
 FROM (SELECT to_regclass(:place || in_table) AS oid, in_table, privilege, columns
@@ -419,7 +427,7 @@ ORDER BY in_table, privilege
 
 TAKE_HOME = f"UPDATE {{s}}store_identity SET home = {_HERE}"  # noqa: S608 - constants alone
 
-# The group as a range keeps the planner from the primary key, where the lines of other groups may be in between.
+# The group as a range keeps the planner off the primary key, where lines of other groups may lie between.
 HISTORY = """
 SELECT * FROM (
 SELECT id, topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, at, db_role
@@ -462,7 +470,8 @@ ORDER BY l.pid
 LIMIT 1
 """
 
-# Who may hold what a migration waited for, the longest first: what began after the wait was not in its way.
+# Who may hold what a migration waited for, the longest first; transactions that began after the wait were not in its
+# way.
 MIGRATION_BLOCKERS = """
 SELECT l.pid, coalesce(a.state, 'in a state that this role may not see') AS state,
        coalesce(nullif(a.application_name, ''), a.backend_type) AS application_name,
@@ -478,7 +487,7 @@ ORDER BY a.xact_start, l.pid
 LIMIT 3
 """
 
-# ``owner`` is that of the tables, if there are any, and the role is no member of it.
+# ``owner`` is the tables' owner; NULL if there are no tables, or the role is a member of it.
 MAY_MIGRATE = """
 SELECT current_user AS role, current_database() AS database, place.schema,
        EXISTS (SELECT FROM pg_namespace WHERE nspname = place.schema) AS has_schema,
@@ -491,6 +500,7 @@ FROM (SELECT coalesce(CAST(:schema AS text), current_schema(), 'public') AS sche
 # A role's statement_timeout could end the wait before the blockers are terminated.
 UNBLOCKED = "SELECT pg_backend_pid(), set_config('statement_timeout', '0', true)"
 
+# Connections of the same group alone, told by the prefix of their names (decision 0006).
 TERMINATE_BLOCKERS = """
 SELECT a.pid, a.application_name, pg_terminate_backend(a.pid)
 FROM unnest(pg_blocking_pids(:pid)) AS blocker (pid)
@@ -504,7 +514,7 @@ FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.rel
 WHERE c.oid = to_regclass(:table)
 """
 
-# Everyone may read this of any schema.
+# Every role may read this about any schema.
 SCHEMAS_WITH_TABLES = """
 SELECT n.nspname
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace

@@ -1,4 +1,4 @@
-"""How statements are sent: one by one, or several in one message and so in one round trip."""
+"""How statements are sent: one at a time, or several in one message and so in one round trip."""
 
 from __future__ import annotations
 
@@ -29,12 +29,10 @@ def execute_together(
 ) -> list[StatementResult]:
     """Run the statements, and return their results. After an error the server skips those that follow.
 
-    psycopg writes the values into the text, since only a message without parameters may hold several statements. Its
-    pipeline would do without, but ends with a Flush that stops ``idle_in_transaction_session_timeout``: see
-    docs/decisions/0029-round-trips.md.
-
     :param values: by name, for ``%(name)s``; with ``None`` the text is sent as it is.
     """
+    # ClientCursor writes the values into the text: only a message without parameters may hold several statements.
+    # psycopg's pipeline ends with a Flush that switches ``idle_in_transaction_session_timeout`` off (decision 0029).
     cursor = psycopg.ClientCursor(connection, row_factory=row_factory)
     cursor.execute(cast("Any", ";\n".join(statements)), values)
     results: list[StatementResult] = []
@@ -45,7 +43,7 @@ def execute_together(
 
 
 class Statements(ABC):
-    """What the parts of a session run their statements with, and operations theirs. Errors are ours.
+    """How the parts of a session, and operations, run their statements. Errors are ours.
 
     ``place`` is the quoted schema and its dot, or nothing.
     """
@@ -60,12 +58,10 @@ class Statements(ABC):
     def _send(self, statement: str, **values: object) -> StatementResult: ...
 
     def rows(self, statement: str, **values: object) -> list[Any]:
-        """Run a statement; return its rows."""
         with translated():
             return self._send(statement, **values).rows
 
     def one(self, statement: str, **values: object) -> Any:
-        """The one row of a statement."""
         [row] = self.rows(statement, **values)
         return row
 
@@ -74,7 +70,7 @@ class Statements(ABC):
         return next(iter(self.rows(statement, **values)), None)
 
     def run(self, statement: str, **values: object) -> int:
-        """Run a statement that returns no rows; return how many it changed."""
+        """Run a statement; return how many rows it changed."""
         with translated():
             return self._send(statement, **values).count
 

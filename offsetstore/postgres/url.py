@@ -68,7 +68,7 @@ def _libpq_form(url: str) -> str:
     if match is None and "=" in url:
         return url  # "host=... dbname=..."
     if match is None or not (match[1] or url.startswith("//", match.end())):
-        # What stands before a colon is a scheme only if // follows: else it may be a host, a user, or a password.
+        # The text before a colon is a scheme only if // follows: else it may be a host, a user, or a password.
         raise ConfigurationError("the database URL has no scheme", expected=_EXPECTED, next_step=_BEGIN)
     jdbc, scheme, driver = match.groups()
     if scheme not in {"postgresql", "postgres"} or (jdbc and driver):
@@ -78,7 +78,7 @@ def _libpq_form(url: str) -> str:
     rest = url[match.end() :]
     before_query = rest.partition("?")[0]
     # A URL has one @, before the host. Any other belongs to a password that is not encoded; libpq would take a part of
-    # it for the host and show it in its errors.
+    # the password for the host and show it in its errors.
     if "@" in before_query.rpartition("@")[0] or "@" in before_query[2:].partition("/")[2]:
         raise ValueError
     return f"postgresql:{rest}"
@@ -100,15 +100,17 @@ def schema_or_default(schema: str | None) -> str | None:
 
 
 def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -> Engine:
-    """Make an engine on psycopg 3, without prepared statements, so that it works through PgBouncer.
+    """Make an engine on psycopg 3 that works through PgBouncer.
 
-    :param credentials: called for each new connection, returns its password: for tokens that expire. If it raises, the
+    :param credentials: called for each new connection; returns its password, for tokens that expire. If it raises, the
         connection fails with `StoreUnavailable`.
     :raises ConfigurationError: see `connection_parameters`.
     """
     parameters = connection_parameters(url)
+    # Behind PgBouncer, the next server connection may lack a prepared statement (decision 0013).
     parameters["prepare_threshold"] = None
-    parameters["client_encoding"] = "UTF8"  # whatever the role or the environment has: decision 0053
+    # Whatever the role or the environment has (decision 0053).
+    parameters["client_encoding"] = "UTF8"
     # The parameters bypass SQLAlchemy's URL, so that printing the engine shows no password.
     engine = create_engine(URL.create("postgresql+psycopg"), connect_args=parameters, hide_parameters=True)
     if credentials is not None:

@@ -26,10 +26,10 @@ _MOVE = sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {temporar
 
 
 class Append(IntoTable):
-    """Adds each row to a table, by COPY. Where row-level security applies, a temporary table is needed; see the module.
+    """Adds each row to a table, by COPY; where row-level security applies, by way of a temporary table.
 
     :param table: ``"payments"``, ``"schema.payments"`` or a SQLAlchemy ``Table``. Columns are matched by their exact
-        names; those that the rows do not have get their default. If no schema is named, a sink looks it up once,
+        names; a column that the rows do not have gets its default. If no schema is named, a sink looks it up once,
         in the search path of the driver's connection, and keeps to it, on executors too. The table and its partitions
         must survive a crash and be in this database; what its triggers write to is up to you.
     :raises ConfigurationError: not a valid table name.
@@ -56,6 +56,7 @@ class Append(IntoTable):
     def send(self, driver: psycopg.Connection, target: Target, matches: list[Match], stream: Stream) -> None:
         """See `IntoTable`."""
         encoding, rows = self.encoding(matches, stream.schema), map(self.flat, stream)
+        # Where policies apply, PostgreSQL refuses COPY, but not INSERT.
         if not target.has_policies:
             copy_batches(driver, self.table.identifier, encoding, rows)
             return
@@ -68,10 +69,8 @@ class Append(IntoTable):
     def with_nulls(
         self, found: dict[int, RowsRefused], driver: psycopg.Connection, matches: list[Match], rows: pa.RecordBatch
     ) -> dict[int, RowsRefused]:
-        """Those that the database is certain to refuse; it checks the table's columns in order.
-
-        Its own error would name the partition, if there is one.
-        """
+        """See `IntoTable`: rows with NULL where no trigger could fill it in."""
+        # The database checks the columns in the table's order. Its own error would name a partition.
         columns = [match.column for match in matches if match.column.refuses_null]
         for column in sorted(columns, key=attrgetter("number")):
             if null := null_rows(rows, column.name):

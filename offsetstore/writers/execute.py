@@ -78,12 +78,14 @@ class Execute:
         stream = Stream.of(batches)
         if stream is None:
             return 0
+        # The function may leave settings, temporary tables or locks in the session (decision 0024).
         discard_at_end(work.connection)
         if self.splittable:
             self._call_split(work, map(drop_kafka, stream))
         else:
             with refusals(None, sql_of=repr(self)):
                 call(self.function, work, map(drop_kafka, stream))
+        # The function may not have read all rows, and all are counted.
         for _ in stream:
             pass
         return stream.rows
@@ -96,7 +98,7 @@ class Execute:
         except RowsRefused:
             if not rejecting.reasons:
                 raise
-            # Without those that it has named, it is called again, and tells then.
+            # It is called again without the records that it has named, and then shows whether others are refused.
         if rejecting.reasons:
             raise RecordsRejected(
                 f"{self!r} named {len(rejecting.reasons)} records as dead letters",
@@ -107,7 +109,10 @@ class Execute:
 
 @dataclass
 class _Rejecting:
-    """The transaction, for a function that is called without the records that it names, once it has named them."""
+    """The transaction, as a splittable function gets it: collects the records that it names.
+
+    The function is rolled back, and called again without these.
+    """
 
     work: Work
     reasons: dict[tuple[TopicPartition, int], str] = field(default_factory=dict[Any, str])
@@ -141,9 +146,9 @@ def _failing(whose: str) -> Generator[None]:
     except OffsetStoreError:
         raise
     except Exception as error:
-        # What was raised from the database's error is the function's, unless the server can't do the work now, or that
-        # is not known because another error was swallowed.
-        if tells_of_outage(error) or any(may_pass(one) or is_of_server(one) for one in chain(error)):
+        # An error raised from the database's is the function's, unless that was an outage, or may have been one because
+        # an error was swallowed (decision 0047).
+        if tells_of_outage(error) or any(may_pass(linked) or is_of_server(linked) for linked in chain(error)):
             raise
         if (last := next(filter(is_swallowed, chain(error)), None)) is not None:
             raise swallowed(last) from error

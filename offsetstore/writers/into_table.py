@@ -1,4 +1,4 @@
-"""What `Append` and `Upsert` have in common: one table, found by its name, and rows that are checked before COPY."""
+"""What `Append` and `Upsert` share: one table, found by its name, and rows that are checked before COPY."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from offsetstore.writers.table.matching import Match, match_columns
 class IntoTable(ABC):
     """Writes rows to one table.
 
-    ``words`` are those in which an error tells how to convert a column; who makes the rows sets them.
+    ``words``: the API in which errors say how to convert a column, by what makes the rows.
     """
 
     words: RowMaker = "spark"
@@ -35,17 +35,18 @@ class IntoTable(ABC):
 
     def resolve_table(self, connection: Connection) -> None:
         """If no schema was named, look it up in the connection's search path, and keep to it."""
+        # A sink asks once, on the driver: executors may have another search path (decision 0024).
         with self._refusals():
             self.table = locate_target(connection, self.table)
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
-        """Compare the columns with the table's, and what the role may do with what it must.
+        """Compare the columns with the table's, and the role's privileges with those that it needs.
 
         :raises ColumnMismatch: the columns don't fit, the key of an `Upsert` is not unique, or there is no such table.
         :raises UnsafeTarget: the table, or a partition of it, is UNLOGGED, temporary or foreign.
         :raises KafkaColumnsMissing: rows have to be ordered by offset, and ``_kafka`` is missing.
         :raises MissingPrivilege: the role may not insert these columns, use the schema or the sequence of a default, or
-            do what else the writer needs.
+            do something else that the writer needs.
         """
         self.check_order(schema)
         driver = driver_connection(connection)
@@ -59,7 +60,7 @@ class IntoTable(ABC):
 
         :raises ColumnMismatch, UnsafeTarget, KafkaColumnsMissing: as `check`.
         :raises MissingPrivilege, SinkError: the database takes no rows, as without a grant or a replica identity.
-        :raises RowsRefused: a value or a row that the table can't hold.
+        :raises RowsRefused: a value or a row does not fit the table.
         """
         stream = Stream.of(batches)
         if stream is None:
@@ -87,7 +88,7 @@ class IntoTable(ABC):
     @property
     @abstractmethod
     def option(self) -> str:
-        """Of `offsetstore grants`, which prints what the role needs."""
+        """The option of `offsetstore grants` for the privileges on this writer's table."""
 
     @abstractmethod
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
@@ -105,7 +106,7 @@ class IntoTable(ABC):
     def with_nulls(
         self, found: dict[int, RowsRefused], driver: psycopg.Connection, matches: list[Match], rows: pa.RecordBatch
     ) -> dict[int, RowsRefused]:
-        """Add to the misfits the rows that are certain to be refused for a NULL."""
+        """Add to the misfits the rows that are certain to be refused because of a NULL."""
 
     def check_order(self, schema: pa.Schema) -> None:  # noqa: B027 - Append has none
         """Refuse rows of this schema if they have to be ordered by ``_kafka``, and it is missing."""
@@ -119,5 +120,5 @@ class IntoTable(ABC):
         return Encoding(self.table, matches)
 
     def flat(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What is copied of a batch."""
+        """The columns of a batch that are copied."""
         return drop_kafka(batch)

@@ -29,7 +29,7 @@ class Outbox:
     """Puts each row into the outbox as a record, with the columns of Spark's own Kafka sink.
 
     ``value`` (binary or string; NULL is a tombstone) is needed. ``key`` decides the partition, and ``headers`` is an
-    array of structs of ``key`` and ``value``, as Spark's reader has it with ``includeHeaders``. Texts become UTF-8.
+    array of structs of ``key`` and ``value``, as from Spark's reader with ``includeHeaders``. Texts become UTF-8.
 
     With ``propagate=`` and ``_kafka``, the named headers of a row's record follow its own; see docs/context.md.
 
@@ -53,7 +53,7 @@ class Outbox:
         return f"Outbox({'' if self.topic is None else repr(self.topic)})"
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
-        """Whether it has headers for the row: each row is a new record, so its order does not matter."""
+        """Whether it has headers that follow the records. Rows are new records, so nothing else of it matters."""
         return has_headers(schema)
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:  # noqa: ARG002 - the Protocol's
@@ -120,19 +120,19 @@ class Outbox:
             topics = [topic.decode() for topic in _values(batch, "topic")]
         values = (_values(batch, name) for name in ("value", "key"))
         for topic, value, key, headers in zip(topics, *values, _headers(batch), strict=True):
-            pairs = None if headers is None else tuple((one["key"].decode(), one["value"]) for one in headers)
+            pairs = None if headers is None else tuple((header["key"].decode(), header["value"]) for header in headers)
             yield OutboxRecord(topic, key, value, pairs)
 
 
 def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
-    """The values of a column, texts as their bytes; each ``None`` if there is none."""
+    """The values of a column, texts as their bytes; all ``None`` without the column."""
     if name not in batch.schema.names:
         return [None] * batch.num_rows
     return as_bytes(cast("Any", batch).column(name)).to_pylist()
 
 
 def _headers(batch: pa.RecordBatch) -> list[Any]:
-    """The headers of each row, and after them those that follow its record, unless the row has one of that name."""
+    """The headers of each row, and then those that follow its record."""
     own = _values(batch, "headers")
     if not has_headers(batch.schema):
         return own
@@ -143,6 +143,7 @@ def _headers(batch: pa.RecordBatch) -> list[Any]:
 def _joined(own: Sequence[Any] | None, following: Sequence[Any] | None) -> Sequence[Any] | None:
     if not following:
         return own
+    # A row's own header wins: a span that the transform began must not get its parent's header, too (decision 0097).
     names = {header and header["key"] for header in own or ()}
     return [*(own or ()), *(header for header in following if header["key"] not in names)]
 
@@ -165,7 +166,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _fits(name: str, kind: Any) -> bool:
-    """Whether a column of a record may have this type; that of any other column does not matter."""
+    """Whether a record's column may have this type; True for any other column."""
     if name in {"key", "value"}:
         return _is_bytes(kind)
     if name == "topic":

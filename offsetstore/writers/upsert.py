@@ -39,7 +39,7 @@ class Upsert(IntoTable):
         what is added, before it is added: PostgreSQL checks the row that it would insert. So write one that the sum
         must hold as a constraint trigger.
     :param greatest: columns that keep the greatest value; NULLs are ignored. NaN is greater than any number.
-    :param least: the same with the least.
+    :param least: columns that keep the least value; as ``greatest``.
     :param version: the column whose highest value marks the latest row, stored rows included. If two are equal, the
         incoming row wins; NULL is the lowest. Without a version, the latest row is the one with the highest offset, and
         it is later than the stored one, which is true while a key stays in one Kafka partition; for this, the transform
@@ -66,7 +66,7 @@ class Upsert(IntoTable):
 
     @property
     def replaces_in_order(self) -> bool:
-        """Whether rows replace stored ones that are taken to be earlier, if any columns are replaced."""
+        """Whether rows replace stored rows as later ones by their order in Kafka, if they replace any columns."""
         return self.roles.version is None
 
     @property
@@ -75,7 +75,7 @@ class Upsert(IntoTable):
         return "--upsert"
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
-        """Whether columns are replaced: beside a version, the offset decides between equal ones."""
+        """Whether columns are replaced: the latest row does so, and the offset decides between equal versions."""
         return bool(self.roles.replaced(without_kafka(schema).names))
 
     def rights(self, target: Target, names: Sequence[str]) -> list[str]:  # noqa: ARG002 - Append's
@@ -98,7 +98,7 @@ class Upsert(IntoTable):
         matches: list[Match],  # noqa: ARG002 - Append's
         rows: pa.RecordBatch,
     ) -> dict[int, RowsRefused]:
-        """Those with a NULL in the key. In another column, a trigger or a later row of the key may fill it in."""
+        """See `IntoTable`: rows with NULL in the key; elsewhere, a trigger or a later row of the key may replace it."""
         keyless: dict[int, RowsRefused] = {}
         for name in self.roles.key:
             keyless = dict.fromkeys(null_rows(rows, name), self._null_in_key(name, 1)) | keyless
@@ -131,8 +131,8 @@ class Upsert(IntoTable):
         return flatten_kafka(batch) if KAFKA in batch.schema.names else batch
 
     def _keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A NULL equals nothing, itself included: such rows would pile up in the table."""
         flat = self.flat(batch)
+        # A NULL equals nothing, not even itself: such rows would pile up in the table.
         for name in self.roles.key:
             if count := flat.column(name).null_count:
                 raise self._null_in_key(name, count)

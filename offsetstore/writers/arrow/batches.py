@@ -15,7 +15,7 @@ from offsetstore.writers.table.matching import Match
 
 KAFKA = "_kafka"
 
-# In the order by which the later of two rows is found. Staged under names that no table is likely to have.
+# In the order that decides which of two rows is later. Staged under names that no table is likely to have.
 _COORDINATES = {
     "topic": Column(name=f"{KAFKA}.topic", type_name="text", kind="text"),
     "partition": Column(name=f"{KAFKA}.partition", type_name="integer", kind="int4"),
@@ -27,12 +27,10 @@ STAGED_COORDINATES = tuple(column.name for column in _COORDINATES.values())
 
 
 def without_kafka(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of what is written."""
     return schema.remove(schema.names.index(KAFKA)) if KAFKA in schema.names else schema
 
 
 def drop_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Drop the coordinates."""
     return batch.drop_columns([KAFKA]) if KAFKA in batch.schema.names else batch
 
 
@@ -53,14 +51,13 @@ def flatten_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def coordinate_matches() -> list[Match]:
-    """Return the matches of the flattened columns for a temporary table."""
     return [Match(column, Cast(_ARROW[field])) for field, column in _COORDINATES.items()]
 
 
 class Stream:
-    """The batches that have rows, at least one of them; all have the same ``schema``.
+    """The batches that have rows, at least one; all have the same ``schema``.
 
-    ``rows`` counts what has passed so far.
+    ``rows`` counts the rows that have passed so far.
     """
 
     def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
@@ -85,16 +82,14 @@ class Stream:
 
 
 def as_bytes(column: Any) -> Any:
-    """Return the column with its texts as their bytes.
-
-    Spark makes texts of bytes without a look at them, and of a column with one that is not UTF-8 Python makes no list.
-    """
+    """Return the column with its texts as their bytes."""
+    # Spark does not check that texts are UTF-8, and `to_pylist` fails for a column with one that is not.
     kind = _as_binary(column.type)
     return column if kind == column.type else column.cast(kind)
 
 
 def shown(column: Any) -> list[Any]:
-    """Return the column's values for people: of texts, what is not UTF-8 is replaced."""
+    """Return the column's values for people: bytes of texts that are not UTF-8 are replaced."""
     return [_shown(value) for value in as_bytes(column).to_pylist()]
 
 
@@ -102,7 +97,7 @@ def _shown(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, dict):
-        return {name: _shown(one) for name, one in cast("dict[str, Any]", value).items()}
+        return {name: _shown(inner) for name, inner in cast("dict[str, Any]", value).items()}
     return value
 
 

@@ -1,9 +1,9 @@
 """Which Arrow type fits which column, and how it gets there without losing anything.
 
-What would fail for every row is refused by type, before any byte is sent; what can fail for single values (out of
-range, a fraction into an integer, too many digits, microseconds into a ``timestamp(3)``) raises there. Nothing is
-rounded, cut or shifted silently. If only the text form of a type is known, PostgreSQL reads the text, by that type's
-own rules.
+A cast that would fail for every row is refused by type, before any byte is sent; one that can fail for single values
+(out of range, a fraction into an integer, too many digits, microseconds into a ``timestamp(3)``) raises there. Nothing
+is rounded, cut or shifted silently. If only the text form of a type is known, PostgreSQL reads the text by that type's
+rules.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from offsetstore.writers.table.catalogue import (
 )
 
 _INTEGERS = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
-_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # bits of an integer: decimal digits that it needs
+# Bits of an integer, and the decimal digits that it needs.
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 
 # Their binary form is the text itself (jsonb's: after a version byte, which its encoder adds).
 _TEXTS = frozenset({"text", "varchar", "bpchar", "enum", "json", "jsonb"})
@@ -64,7 +65,7 @@ _BINARY_ELEMENTS = frozenset(
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Tell whether it is Spark's VARIANT, which goes into JSON as the text that Spark makes of it."""
+    # Spark itself makes its JSON: a decoder of ours would give other digits for a float32 (decision 0054).
     return isinstance(kind, SparkType) and kind.name == "variant"
 
 
@@ -78,8 +79,8 @@ class Cast:
 
     :param arrow: the Arrow type after the conversion.
     :param binary: whether pgpq writes ``arrow`` as the target reads it; if not, COPY has to use its text format.
-    :param before: checks of what is converted, in this order.
-    :param after: checks of what it became.
+    :param before: checks of the values before the conversion, in this order.
+    :param after: checks of the converted values.
     :param make: converts what Arrow's own safe cast to ``arrow`` can't.
     """
 
@@ -119,8 +120,9 @@ class Cast:
 def find_cast(given: pa.DataType, column: Column) -> Cast | None:
     """Find the cast of `plain_values` of an Arrow type to a column, or ``None`` if no cast is safe."""
     source = plain(given)
+    # Spark's `lit(None)`: in both formats a NULL has no bytes, so any type will do.
     if source is not None and pa.types.is_null(source):
-        return Cast(pa.bool_())  # Spark's `lit(None)`: in both formats a NULL has no bytes, so any type will do
+        return Cast(pa.bool_())
     if source is None or lossless_type(column):
         return None
     into_json = column.kind in {"json", "jsonb"}
@@ -151,7 +153,7 @@ def _arrow_can(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _array(source: pa.DataType, column: Column) -> Cast | None:
-    """Cast a list whole: casts and checks look into lists."""
+    # The list is cast as a whole: casts and checks look into lists.
     depth, innermost = 0, source
     while is_list(innermost):
         depth, innermost = depth + 1, value_type(innermost)
@@ -179,7 +181,8 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
         case "int2" | "int4" | "int8":
             fits = known.is_integer(source) or known.is_floating(source) or known.is_decimal(source)
             return Cast(_INTEGERS[kind]) if fits else None
-        case "float4":  # not from double: hardly any value would survive, and a cast in the transform says so openly
+        # Not from double: hardly any value would survive, and a cast in the transform says so openly.
+        case "float4":
             fits = known.is_integer(source) or known.is_float16(source) or known.is_float32(source)
             return Cast(pa.float32()) if fits else None
         case "float8":
@@ -193,16 +196,18 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
         case _ if kind in _TEXTS:
             return _text(source, binary=True, length=text_length(modifier) if kind == "varchar" else None)
         case _ if kind in LOSSY_TEXTS and is_string(source):
-            text = _text(source, binary=False) if moment_step(modifier) == 1 else None  # PostgreSQL would round
+            # With a precision, PostgreSQL would round the text (decision 0054).
+            text = _text(source, binary=False) if moment_step(modifier) == 1 else None
             return replace(text, after=LOSSY_TEXTS[kind]) if text else None
         case "date" | "timestamp" | "timestamptz" | "time" | "interval":
             return _moment(source, kind, modifier)
-        case _:  # inet, citext, int4range, ...: in their text form, which PostgreSQL checks
+        # inet, citext, int4range, ...: in their text form, which PostgreSQL checks.
+        case _:
             return _text(source, binary=False)
 
 
 def _stored(source: Any, kind: str) -> pa.DataType:
-    """Return what of an extension is cast: its text, or a UUID's bytes; to other types, neither."""
+    """Return the type in which an extension is cast: its text, or a UUID's bytes; JSON fits no other column."""
     if is_uuid(source):
         return pa.string() if kind in {"text", "varchar", "bpchar", "uuid"} else UUID_TYPE
     if is_json(source):
@@ -217,7 +222,7 @@ def _text(source: pa.DataType, *, binary: bool, length: int | None = None) -> Ca
 
 
 def _moment(source: pa.DataType, kind: str, modifier: int) -> Cast | None:
-    """Instants go only into timestamptz, and wall clock times only into timestamp: a zone is between them."""
+    # Instants go only into timestamptz, and wall clock times only into timestamp: a zone lies between them.
     known = pa.types
     fits, arrow = {
         "date": (known.is_date(source), pa.date32()),
@@ -232,11 +237,8 @@ def _moment(source: pa.DataType, kind: str, modifier: int) -> Cast | None:
 
 
 def _numeric(source: pa.DataType, modifier: int) -> Cast | None:
-    """Convert to a decimal first, since pgpq writes any other number into numeric as 0.00, without an error.
-
-    PostgreSQL rounds too many digits after the point; it refuses those before it, which are checked here too, so that
-    all such rows are found at once.
-    """
+    # Converted to a decimal first: pgpq writes any other number into numeric as 0.00, without an error. PostgreSQL
+    # rounds digits after the point. It refuses too many before it; checked here, all such rows are found at once.
     scale = numeric_scale(modifier)
     after = () if modifier < 0 else (finer_than(scale), too_large(numeric_precision(modifier) - scale))
     if pa.types.is_integer(source):

@@ -21,12 +21,13 @@ from offsetstore.runtime import failpoints
 from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS, Encoding
 from offsetstore.writers.table.catalogue import TableName, Target, locate, missing, read_target, target_query
 
-# ONLY: partitions, of which there may be thousands, can't change their types without the partitioned table.
+# ONLY: partitions can't change their types without the partitioned table, and locking thousands would take more locks
+# than a server has (decision 0024).
 _LOCK = sql.SQL("LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE")
 _BINARY = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT binary)")
 _TEXT = sql.SQL("COPY {table} ({columns}) FROM STDIN")
 
-# AS SELECT: types, modifiers and collations are the target's, constraints and defaults are not.
+# AS SELECT takes over the target's types, modifiers and collations, but neither constraints nor defaults.
 _CREATE = sql.SQL("""
 CREATE TEMPORARY TABLE {temporary} ON COMMIT DROP AS
 SELECT {columns}
@@ -36,11 +37,9 @@ WITH NO DATA
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection:
-    """Return the psycopg connection below SQLAlchemy's, in the same transaction.
-
-    SQLAlchemy begins a transaction with its own first statement. There is none here, so it has to be told, or it would
-    not know of the transaction that psycopg begins.
-    """
+    """Return the psycopg connection below SQLAlchemy's, in the same transaction."""
+    # SQLAlchemy begins with its own first statement. There is none here, so without this it would not know of the
+    # transaction that psycopg begins.
     if not connection.in_transaction():
         connection.begin()
     return cast("psycopg.Connection", connection.connection.driver_connection)
@@ -95,12 +94,12 @@ def locked_target(connection: psycopg.Connection, table: TableName) -> Generator
         _, columns = execute_together(connection, lock, target_query(connection, table))
     target = read_target(connection, table, columns.rows)
     yield target
+    # Only now do the rows written lock their partitions: before, one could be attached or set UNLOGGED (decision 0024).
     if target.is_partitioned:
         read_target(connection, table)
 
 
 def temporary_name() -> sql.Identifier:
-    """Name a temporary table of this connection, dropped when its transaction ends."""
     return sql.Identifier("pg_temp", f"offsetstore_{uuid4().hex}")
 
 
@@ -114,15 +113,16 @@ def create_temporary(
     target: Target,
     move: sql.Composed,
 ) -> None:
-    """Create it with those of the table's columns that are named, and try the statement that will move the rows.
+    """Create the temporary table with the named columns of the table, and try the statement that will move the rows.
 
-    There are none yet: if the statement fails, no row is to blame. EXPLAIN checks privileges, the conflict's constraint
-    and the replica identity as the statement does.
+    The table is dropped when the transaction ends. It has no rows yet: if the statement fails, no row is at fault.
+    EXPLAIN checks privileges, the conflict's constraint and the replica identity as the statement does.
 
     :param further: columns that only the temporary table has, as SELECT expressions.
-    :raises MissingPrivilege, SinkError: the database refuses one of the two.
+    :raises MissingPrivilege, SinkError: the database refuses the table or the statement.
     """
-    if not target.allows_temporary:  # a connection that has made one before is refused with another text
+    # Asked beforehand: on a connection that has made one before, PostgreSQL's error names a schema (decision 0080).
+    if not target.allows_temporary:
         raise MissingPrivilege(
             f"the role may not create a temporary table, from which rows get into {table}; nothing was written",
             found="no TEMPORARY on the database",
@@ -138,7 +138,7 @@ def copy_batches(
 ) -> None:
     """Send the batches, which have at least one row, chunk by chunk.
 
-    :raises MissingPrivilege, SinkError: the database refuses to begin: no row is to blame.
+    :raises MissingPrivilege, SinkError: the database refuses to begin, so no row is at fault.
     """
     binary = _goes_binary(connection, encoding)
     statement = (_BINARY if binary else _TEXT).format(
@@ -155,7 +155,7 @@ def copy_batches(
 
 def find_misfits(connection: psycopg.Connection, encoding: Encoding, batch: pa.RecordBatch) -> dict[int, RowsRefused]:
     """Find the rows that `copy_batches` would refuse to send, each with the error that it raises for that row alone."""
-    # psycopg writes all that Arrow makes of checked values, if the connection's encoding has all letters.
+    # In UTF-8, psycopg can write everything that Arrow makes of checked values.
     dump = None if connection.info.encoding == "utf-8" else _dump(connection)
     return encoding.misfits(batch, dump, binary=_goes_binary(connection, encoding))
 
@@ -166,7 +166,7 @@ def _goes_binary(connection: psycopg.Connection, encoding: Encoding) -> bool:
 
 
 def _dump(connection: psycopg.Connection) -> Callable[[Any], object]:
-    """Return what writes one value as text; it raises on one that psycopg can't write."""
+    """Return a function that writes a value as text; it raises for a value that psycopg can't write."""
     transformer = Transformer(connection)
     return lambda value: transformer.get_dumper(value, PyFormat.TEXT).dump(value)
 
@@ -192,7 +192,7 @@ def _send_rows(copy: Copy, encoding: Encoding, batches: Iterable[pa.RecordBatch]
 
 
 def _send_row(copy: Copy, encoding: Encoding, row: Sequence[Any]) -> None:
-    """Write one row; refuse what psycopg can't write, such as a letter that the connection's encoding lacks."""
+    """Write one row; refuse what psycopg can't write, such as a character that the connection's encoding lacks."""
     with suppress(*CONVERSION_ERRORS):
         copy.write_row(row)
         return

@@ -23,12 +23,13 @@ from offsetstore.writers.table.matching import Match
 _Encoder: TypeAlias = "Callable[[Match, pa.Array[Any]], pa.Array[Any]]"
 _Refusal: TypeAlias = tuple[Match, str, pa.DataType]
 
-_ENCODERS = cast("Any", encoders)  # its stubs leave pyarrow's type parameters open
+# Its stubs leave pyarrow's type parameters open.
+_ENCODERS = cast("Any", encoders)
 
 _T = TypeVar("_T")
 
 CONVERSION_ERRORS: Final = (*VALUE_ERRORS, LookupError, pa.ArrowException)
-"""What Arrow, pgpq, Python and psycopg raise on a value that can't be converted; most of them quote it."""
+"""What Arrow, pgpq, Python and psycopg raise for a value that can't be converted; most of them quote it."""
 
 CHUNK_ROWS = 8192
 """The number of rows encoded and sent at a time: a large batch is never in memory twice."""
@@ -95,9 +96,10 @@ class Encoding:
         return {row: errors[refusal] for row, refusal in found.items()}
 
     def _search(self, rows: FittingRows, encoders: Iterable[_Encoder]) -> dict[int, _Refusal]:
-        """Convert all columns, then encode them: the first that refuses a row says why, as if it were alone."""
+        """Convert all columns, then encode them: the first that refuses a row says why, as if the row were alone."""
         found: dict[int, _Refusal] = {}
-        with suppress(pa.ArrowInvalid, pa.ArrowCapacityError):  # what can only be converted apart is left as it is
+        # Values that can only be converted apart are left as they are.
+        with suppress(pa.ArrowInvalid, pa.ArrowCapacityError):
             for index, match in enumerate(self._matches):
                 kind = rows.columns[index].type
                 refused = rows.convert(index, partial(_attempt, match.cast.convert), match.cast.suspects)
@@ -109,7 +111,7 @@ class Encoding:
         return found
 
     def _encode(self, encoder: Any, batch: pa.RecordBatch) -> bytes:
-        """Encode one batch; pgpq's own error for a refused value quotes it, and does not name the column."""
+        # pgpq's error for a refused value quotes it and does not name the column, so each column is tried afterwards.
         with suppress(*CONVERSION_ERRORS):
             return encoder.write_batch(batch)
         for match, array in zip(self._matches, _columns(batch), strict=True):
@@ -125,11 +127,12 @@ class Encoding:
                 yield pa.record_batch(converted, schema=self._schema)
 
     def _fit(self, match: Match, array: pa.Array[Any], convert: Callable[[pa.Array[Any]], _T]) -> _T:
-        """Convert one column; a value that fails is refused here, without the error that quotes it."""
+        """Convert one column, or raise `RowsRefused` for it."""
         try:
             return convert(array)
         except CONVERSION_ERRORS as error:
             reason = _reason(error)
+        # Outside of the block, so that the error has no context that quotes the value.
         raise self._refused(match, reason, array.type)
 
     def _refused_rows(self) -> RowsRefused:
@@ -154,8 +157,8 @@ def _columns(batch: pa.RecordBatch) -> list[pa.Array[Any]]:
 
 
 def _builder(name: str, arrow: pa.DataType, kind: str) -> Any:
-    """Choose the encoder if the Arrow type alone does not tell: jsonb begins with a version byte."""
     field: Any = pa.field(name, arrow)
+    # The Arrow type alone does not show it: jsonb's binary form begins with a version byte.
     if kind == "jsonb" and pa.types.is_large_string(arrow):
         return _ENCODERS.LargeStringEncoderBuilder.new_with_output(field, pgpq_schema.Jsonb())
     if kind == "jsonb" and pa.types.is_string(arrow):
@@ -165,7 +168,8 @@ def _builder(name: str, arrow: pa.DataType, kind: str) -> Any:
 
 def _reason(error: Exception) -> str:
     """Say why a value is refused, without the text that quotes it."""
-    if isinstance(error, MemoryError):  # one of Arrow's errors too
+    # Arrow's own MemoryError is an ArrowException, too, but says nothing about a value.
+    if isinstance(error, MemoryError):
         raise error
     return str(error) if isinstance(error, Unfit) else NO_FIT
 
@@ -210,7 +214,7 @@ def _python_values(array: pa.Array[Any]) -> list[Any]:
 
 
 def _with_clocks(value: Any) -> Any:
-    """Write a duration as hours, as pgpq does; psycopg makes days of each 24 of them."""
+    """Write a duration as hours, as pgpq does; psycopg would make days of every 24 hours."""
     if isinstance(value, list):
         return [_with_clocks(inner) for inner in cast("list[Any]", value)]
     if value is None:

@@ -1,8 +1,8 @@
 """Arrow's values as JSON text.
 
-Numbers keep all their digits (the standard encoder knows no Decimal), and a float32 has its own, 0.1; timestamps are
-ISO 8601 with their offset; binary is base64 and a duration SQL's literal, as Spark's ``to_json`` writes them. What is
-JSON already stays as it is.
+Numbers keep all their digits (the standard encoder knows no Decimal), and a float32 has its own digits, 0.1; timestamps
+are ISO 8601 with their offset; binary is base64 and a duration SQL's literal, as Spark's ``to_json`` writes them
+(decision 0054). Values that are JSON already stay as they are.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from offsetstore.writers.arrow.kinds import is_json
 from offsetstore.writers.arrow.values import CUT, NO_TIME_OF_DAY, NOT_FINITE, Unfit, has_type, with_own_digits
 
 CHECKS: Final = (NO_TIME_OF_DAY, NOT_FINITE, CUT)
-"""What is refused before the texts are made."""
+"""What is refused before texts are made; Python's times of day wrap around at midnight, without an error."""
 
 
 def json_texts(array: pa.Array[Any]) -> pa.Array[Any]:
-    """Write each value as JSON; NULL stays NULL, and does not become JSON's ``null``.
-
-    `CHECKS` come first: Python's times of day wrap around at midnight, without an error.
+    """Write each value as JSON; NULL stays NULL, and does not become JSON's ``null``. `CHECKS` must come first.
 
     :raises Unfit: a map with a duplicate key, or a text inside that is not JSON.
     """
@@ -46,9 +44,9 @@ class _Json(str):
 
 
 def _marked(value: Any, kind: Any) -> Any:
-    """The value with its texts that are JSON marked.
+    """Mark the texts inside a value that are JSON.
 
-    :raises Unfit: one is not: it could end the object that it is in.
+    :raises Unfit: a text is not JSON, and could end the object that it is in.
     """
     types: Any = pa.types
     if value is None:
@@ -63,8 +61,8 @@ def _marked(value: Any, kind: Any) -> Any:
     if types.is_struct(kind):
         return {field.name: _marked(value[field.name], field.type) for field in kind}
     if types.is_map(kind):
-        return {key: _marked(one, kind.item_type) for key, one in value.items()}
-    return [_marked(one, kind.value_type) for one in value] if types.is_list(kind) else value
+        return {key: _marked(item, kind.item_type) for key, item in value.items()}
+    return [_marked(element, kind.value_type) for element in value] if types.is_list(kind) else value
 
 
 def _text(value: Any) -> str:  # noqa: PLR0911 - one case a line reads better than a table

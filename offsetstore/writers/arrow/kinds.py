@@ -1,6 +1,7 @@
 """What is exact for each Arrow type: one table, for the values of a handler's rows and for a transform's batches.
 
-A type that is not here is refused, by name, before a value of it is looked at: so is one that a later Arrow adds.
+A type that is not here is refused by name, before any value: so is one that a later Arrow adds, until someone has
+looked at it (decision 0054).
 """
 
 from __future__ import annotations
@@ -19,29 +20,31 @@ import pyarrow.compute as pc
 
 _Array: TypeAlias = "pa.Array[Any]"
 
-_KERNELS = cast("Any", pc)  # its stubs lack many kernels, and pyarrow's some kinds of arrays
+# Its stubs lack many kernels, and pyarrow's some kinds of arrays.
+_KERNELS = cast("Any", pc)
 _arrow: Any = pa
 _TYPES: Any = pa.types
 
 UUID_BYTES: Final = 16
-_MOST_DIGITS: Final = 38  # of PostgreSQL's numeric that pgpq writes, and of Spark's decimals
+# Of a numeric that pgpq writes, and of Spark's decimals.
+_MOST_DIGITS: Final = 38
 
 _EXACT: Final[dict[int, frozenset[type]]] = {
-    **dict.fromkeys((one.id for one in (pa.int8(), pa.int16(), pa.int32(), pa.int64())), frozenset({int})),
+    **dict.fromkeys((integer.id for integer in (pa.int8(), pa.int16(), pa.int32(), pa.int64())), frozenset({int})),
     pa.float64().id: frozenset({float}),
     pa.string().id: frozenset({str}),
     pa.binary().id: frozenset({bytes}),
     pa.bool_().id: frozenset({bool}),
 }
-"""Types of which Arrow keeps each value as it is, or says that it can't; most rows have no others."""
+"""Arrow keeps these values as they are, or raises; most rows have no others, and take the short way."""
 
 
 class Inexact(TypeError):
-    """A column would not hold one of Python's values as it is. The text has types, and no value."""
+    """A column would not hold one of Python's values as it is. The text has types and no value."""
 
 
 class SparkType(pa.ExtensionType):
-    """Stands, where a DataFrame is compared with a table, for a Spark type that Arrow can't hold by value.
+    """Stands for a Spark type that Arrow can't hold by value, where a DataFrame is compared with a table.
 
     :param name: as in Spark's SQL: ``interval year to month``.
     """
@@ -67,8 +70,8 @@ class Exact:
 
     :param fits: whether a column of the type holds one of Python's values as it is.
     :param plain: the type without its layout, as writers take it; ``None`` if they don't.
-    :param held: the type that holds the same values in Spark, and of which a handler's column is; ``None`` if there
-        is none.
+    :param held: the type that holds the same values in Spark, and that a handler's column has; ``None`` if there is
+        none.
     """
 
     fits: Callable[[Any, Any], bool]
@@ -77,7 +80,7 @@ class Exact:
 
 
 def plain(kind: Any) -> pa.DataType | None:
-    """The type with the same values that has no encoding, views or other widths; ``None`` if there is none."""
+    """The type with the same values, without encodings, views and other widths; ``None`` if there is none."""
     if isinstance(kind, SparkType):
         return kind
     exact = _exact(kind)
@@ -104,14 +107,14 @@ def stored(values: Sequence[Any], kind: Any) -> _Array:
         return _arrow.array(values, kind)
     target = held(kind)
     if is_uuid(kind):
-        values = [getattr(one, "bytes", one) for one in values]
+        values = [getattr(value, "bytes", value) for value in values]
     elif _TYPES.is_decimal(target) or _TYPES.is_nested(target):
-        values = [_for_arrow(one, target) for one in values]
+        values = [_for_arrow(value, target) for value in values]
     return _arrow.array(values, target)
 
 
 def _for_arrow(value: Any, kind: Any) -> Any:
-    """The value as Arrow takes it: it makes no decimals of NumPy's integers, and knows no mapping but a dict."""
+    """The value as Arrow takes it: Arrow makes no decimals of NumPy's integers, and knows no mapping but a dict."""
     if value is None:
         return None
     if _TYPES.is_decimal(kind):
@@ -120,8 +123,8 @@ def _for_arrow(value: Any, kind: Any) -> Any:
         return {field.name: _for_arrow(value.get(field.name), field.type) for field in kind}
     if _TYPES.is_map(kind):
         pairs: Any = cast("Mapping[Any, Any]", value).items() if isinstance(value, Mapping) else value
-        return [(_for_arrow(key, kind.key_type), _for_arrow(one, kind.item_type)) for key, one in pairs]
-    return [_for_arrow(one, kind.value_type) for one in value] if _TYPES.is_nested(kind) else value
+        return [(_for_arrow(key, kind.key_type), _for_arrow(item, kind.item_type)) for key, item in pairs]
+    return [_for_arrow(element, kind.value_type) for element in value] if _TYPES.is_nested(kind) else value
 
 
 def is_json(kind: Any) -> bool:
@@ -135,13 +138,13 @@ def is_uuid(kind: Any) -> bool:
 
 
 def unknown(kind: Any, form: Callable[[Any], pa.DataType | None] = plain) -> Any:
-    """The innermost type for which a type has no such form."""
+    """The innermost type inside a type that has no such form."""
     fields: Sequence[Any] = () if isinstance(kind, SparkType) else [*map(kind.field, range(kind.num_fields))]
     return next((unknown(field.type, form) for field in fields if form(field.type) is None), kind)
 
 
 def replacement(kind: Any, form: Callable[[Any], pa.DataType | None] = plain) -> str:
-    """Name what to write in the place of the innermost type that has no such form."""
+    """Name what to use instead of the innermost type that has no such form."""
     innermost = unknown(kind, form)
     if _TYPES.is_struct(innermost):
         return "a struct whose fields have names of their own"
@@ -152,17 +155,17 @@ def replacement(kind: Any, form: Callable[[Any], pa.DataType | None] = plain) ->
 
 
 def check_exact(values: Iterable[Any], kind: Any, *, nullable: bool = True) -> None:
-    """Refuse Python's values that a column of the type would not hold as they are, or Arrow would not refuse.
+    """Refuse Python's values that a column of the type would not hold as they are, unless Arrow itself refuses them.
 
-    :raises Inexact: there is one.
+    :raises Inexact: there is such a value.
     """
-    found = [one for one in values if one is not None] if nullable else [*values]
-    if {type(one) for one in found} <= _EXACT.get(kind.id, frozenset()):
+    found = [value for value in values if value is not None] if nullable else [*values]
+    if {type(value) for value in found} <= _EXACT.get(kind.id, frozenset()):
         return
     exact = _exact(kind)
-    for one in found:
-        if one is None or exact is None or not exact.fits(one, kind):
-            raise Inexact(_unfit(one, kind))
+    for value in found:
+        if value is None or exact is None or not exact.fits(value, kind):
+            raise Inexact(_unfit(value, kind))
 
 
 def plain_values(array: _Array) -> _Array:
@@ -185,15 +188,14 @@ def plain_values(array: _Array) -> _Array:
 
 
 def rebuilt(array: _Array, change: Callable[[_Array], _Array]) -> _Array:
-    """A list, map or struct with its values changed; those that NULLs or a slice hide are left out.
-
-    Arrow's own cast of a list takes all values in its buffers, and those of views in a wrong order.
-    """
+    """Change the values of a list, map or struct; values that NULLs or a slice hide are left out."""
+    # Arrow's own cast of a list takes all values in its buffers, and those of views in a wrong order (decision 0054).
     kind: Any = array.type
     if _TYPES.is_struct(kind):
         names, children = [field.name for field in kind], [change(child) for child in cast("Any", array).flatten()]
         return _arrow.StructArray.from_arrays(children, names, mask=array.is_null()) if children else array
-    if _TYPES.is_map(kind):  # its own `keys` and `items` are those of the whole array, whose slice this may be
+    # A map's `keys` and `items` are those of the whole array, and this may be a slice.
+    if _TYPES.is_map(kind):
         array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
     lengths = _KERNELS.list_value_length(array).cast(pa.int32())
     ends = _KERNELS.cumulative_sum_checked(_KERNELS.fill_null(lengths, 0))
@@ -208,7 +210,7 @@ def rebuilt(array: _Array, change: Callable[[_Array], _Array]) -> _Array:
 
 
 def _run_ends_decoded(array: Any) -> _Array:
-    """Arrow decodes few types; so of the runs that the array shows, their numbers, by which any value can be taken."""
+    # Arrow decodes few types: so the numbers of the runs are decoded, and the values taken by these.
     first, count = array.find_physical_offset(), array.find_physical_length()
     runs = _arrow.RunEndEncodedArray.from_arrays(array.run_ends.slice(first, count), pa.array(range(count), pa.int64()))
     numbers = _KERNELS.run_end_decode(runs.slice(array.offset, len(array)))
@@ -231,9 +233,6 @@ def _unfit(value: object, kind: Any) -> str:
     return f"a value of type {type(value).__name__} that {kind} does not hold as it is{hint}"
 
 
-# --- Python's values
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not _is_flag(value)
 
@@ -243,7 +242,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_flag(value: object) -> bool:
-    """Whether it is a bool, which is a number to Python alone."""
+    """Whether it is a bool, which only Python takes for a number."""
     return isinstance(value, bool)
 
 
@@ -256,8 +255,9 @@ def _is_double(value: Any, _: Any) -> bool:
 
 
 def _is_float_of(form: str) -> Callable[[Any, Any], bool]:
-    """Whether a number is its nearest narrow float in up to nine digits: 0.1 and 3.14159274 are; 1e-50 and 1/3 not."""
+    """Whether a narrow float has a number's digits, up to nine: 0.1 and 3.14159274 pass, 1e-50 and 1/3 do not."""
 
+    # Any other rounding is refused; users ask for it with numpy.float32 (decision 0054).
     def nearest(value: float) -> float:
         return unpack(form, pack(form, value))[0]
 
@@ -270,7 +270,7 @@ def _is_float_of(form: str) -> Callable[[Any, Any], bool]:
             if narrow == number or number != number:  # noqa: PLR0124 - NaN
                 return True
             shown = (float(f"{narrow:.{digits}g}") for digits in range(1, 10))
-            return any(one == number for one in shown if nearest(one) == narrow)
+            return any(short == number for short in shown if nearest(short) == narrow)
         except OverflowError:
             return False
 
@@ -298,7 +298,7 @@ def _is_date(value: object, _: Any) -> bool:
 
 
 def _is_moment(value: Any, kind: Any) -> bool:
-    """Whether it is a time with what the unit keeps; pandas' may have nanoseconds, and an offset microseconds."""
+    """Whether the unit keeps the whole time; pandas' may have nanoseconds, and an offset microseconds."""
     if not isinstance(value, datetime) or getattr(value, "nanosecond", 0) or value.microsecond % _unit(kind):
         return False
     if kind.tz is None or value.tzinfo is None:
@@ -338,7 +338,7 @@ def _is_map(value: Any, kind: Any) -> bool:
         return False
     pairs: list[Any] = [*(cast("Mapping[Any, Any]", value).items() if isinstance(value, Mapping) else value)]
     check_exact((key for key, _ in pairs), kind.key_type, nullable=False)
-    check_exact((one for _, one in pairs), kind.item_type, nullable=kind.item_field.nullable)
+    check_exact((item for _, item in pairs), kind.item_type, nullable=kind.item_field.nullable)
     return True
 
 
@@ -354,9 +354,6 @@ def _is_struct(value: Any, kind: Any) -> bool:
 def _is_inside(value: Any, kind: Any) -> bool:
     check_exact([value], kind.value_type)
     return True
-
-
-# --- types
 
 
 def _same(kind: Any) -> Any:
@@ -416,7 +413,7 @@ def _plain_json(kind: Any) -> Any:
 
 
 def _wide(fits: Callable[[Any, Any], bool], narrow: pa.DataType, wide: pa.DataType) -> Exact:
-    """Views have no limit of 2 GB, as the wide layouts."""
+    # Like a wide layout, a view has no limit of 2 GB.
     return Exact(fits, _always(wide), _always(narrow))
 
 
@@ -433,7 +430,8 @@ _ENCODED: Final = Exact(_is_inside, _inside(plain), _inside(held_inside))
 
 KINDS: Final[Mapping[str, Exact]] = {
     "NA": Exact(lambda _, __: False, _same, _same),
-    "BOOL": Exact(lambda _, __: True, _same, _same),  # Arrow takes no other, and NumPy's
+    # Arrow itself takes only bools, and NumPy's.
+    "BOOL": Exact(lambda _, __: True, _same, _same),
     **dict.fromkeys(("INT8", "INT16", "INT32", "INT64"), _SIGNED),
     "UINT8": _number(_is_unsigned, pa.int16()),
     "UINT16": _number(_is_unsigned, pa.int32()),
@@ -461,7 +459,7 @@ KINDS: Final[Mapping[str, Exact]] = {
     "DICTIONARY": _ENCODED,
     "RUN_END_ENCODED": _ENCODED,
 }
-"""By Arrow's name of a type's id. Not here: unions, and intervals of months, of which it makes no text."""
+"""By Arrow's name of a type's id. Not here: unions, and intervals of months, which Arrow makes no text of."""
 
 _IDS: Final = cast("Mapping[str, int]", vars(_arrow.lib))
 _BY_ID: Final[Mapping[int, Exact]] = {
@@ -473,4 +471,4 @@ _EXTENSIONS: Final[Mapping[str, Exact]] = {
     "arrow.uuid": Exact(_is_uuid, _same, _always(pa.binary())),
     "arrow.bool8": Exact(lambda _, __: True, _always(pa.bool_()), _always(pa.bool_())),
 }
-"""By name. What others mean, such as a tensor's, their storage alone doesn't tell."""
+"""By name. Other extensions are refused: a storage alone doesn't tell a tensor from a list (decision 0054)."""

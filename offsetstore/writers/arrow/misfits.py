@@ -24,7 +24,7 @@ Suspects: TypeAlias = "Callable[[Array], Collection[int]]"
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A row that would be refused if it were written alone, whatever other rows there are.
+    """A row that would be refused if it were written alone.
 
     :param row: its index in the batch.
     :param error: what writing it alone would raise; rows may share it.
@@ -36,13 +36,13 @@ class Misfit:
 
 @runtime_checkable
 class MisfitsWriter(Writer, Protocol):
-    """A writer that can tell which rows it refuses, without writing: these become letters without a trial."""
+    """A writer that can find the rows it refuses without writing them: these become letters without a trial."""
 
     def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
         """Find the misfits among the rows of a batch, as ``write`` takes it; in order.
 
-        The table is locked as in ``write``, so that it can't change in this transaction. What only the database refuses
-        is not found, except for NULLs where no trigger could replace them.
+        The table is locked as in ``write``, so that it can't change in this transaction. Rows that only the database
+        refuses are not found, except for NULLs that no trigger could replace.
 
         :raises ColumnMismatch, UnsafeTarget, KafkaColumnsMissing: as ``check`` does.
         """
@@ -50,7 +50,7 @@ class MisfitsWriter(Writer, Protocol):
 
 
 def finds_misfits(writer: Writer) -> TypeGuard[MisfitsWriter]:
-    """Tell whether the writer has ``misfits``, and they are those of its ``write``."""
+    """Tell whether the writer has ``misfits``, and these go with its ``write``."""
     return isinstance(writer, MisfitsWriter) and goes_with_write(writer, "misfits")
 
 
@@ -67,7 +67,7 @@ class FittingRows:
     def convert(self, column: int, attempt: Convert, suspects: Suspects) -> dict[int, str]:
         """Convert a column, and leave out the rows whose value is refused.
 
-        Returns why they are, by their numbers; the rest is as in `converted`.
+        Returns the reasons by the rows' numbers; the rest is as in `converted`.
         """
         made, refused = converted(self.columns[column], attempt, suspects)
         numbered = {self._numbers[row]: why for row, why in refused.items()}
@@ -79,7 +79,7 @@ class FittingRows:
 
 
 def converted(array: Array, attempt: Convert, suspects: Suspects) -> tuple[Array, dict[int, str]]:
-    """Convert the rows that can be converted; return them without the others, and why each of those is refused.
+    """Convert the rows that can be converted; return these, and the reason for each of the others.
 
     :param attempt: converts an array, or says why it is refused.
     :param suspects: guesses which rows are refused. The others are found too, but take several attempts each.
@@ -99,7 +99,7 @@ def converted(array: Array, attempt: Convert, suspects: Suspects) -> tuple[Array
 
 
 def _narrow(array: Array, start: int, length: int, attempt: Convert) -> Iterator[tuple[int, Array | str]]:
-    """Try a part, and its quarters if it is refused: where one row of ten is, that takes fewer attempts than halves."""
+    # A refused part is split into quarters: where one row in ten is refused, that takes fewer attempts than halves.
     made = attempt(array.slice(start, length))
     if length == 1 or not isinstance(made, str):
         yield start, made
@@ -110,14 +110,15 @@ def _narrow(array: Array, start: int, length: int, attempt: Convert) -> Iterator
 
 
 def _without(array: Array, rows: Collection[int]) -> Array:
-    """Leave rows out; Arrow can't filter all types, but it can put slices of any one together."""
+    # Arrow can't filter all types, but it can concatenate slices of any type.
     bounds = [-1, *sorted(rows), len(array)]
     slices = [array.slice(before + 1, row - before - 1) for before, row in pairwise(bounds) if row - before > 1]
     return pa.concat_arrays(slices) if slices else array.slice(0, 0)
 
 
 def goes_with_write(writer: Writer, method: str) -> bool:
-    """Tell whether the method knows all that ``write`` does: a subclass that overrides only ``write`` may do more."""
+    """Tell whether the method knows all that ``write`` does."""
+    # A subclass that overrides only ``write`` may do more (decision 0080).
     classes = type(writer).__mro__
     own_write, own_method = (next(i for i, c in enumerate(classes) if name in vars(c)) for name in ("write", method))
     return own_method <= own_write

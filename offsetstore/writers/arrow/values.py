@@ -1,6 +1,7 @@
 """Checks and conversions of whole Arrow arrays that neither Arrow's casts nor pgpq do.
 
-A check finds the rows it refuses, and is the only definition of what is refused.
+A check finds the rows it refuses, and is the only definition of what is refused. The ``is_…`` functions take types
+that are `kinds.plain`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from offsetstore.writers.arrow.kinds import UUID_BYTES, is_uuid, plain_values, r
 
 _Mask: TypeAlias = "Callable[[pa.Array[Any]], pa.Array[Any] | None]"
 
-# The ranges leave out a type's smallest and largest number: PostgreSQL reads them as infinities.
-_EPOCH_JULIAN = 2_440_588  # the Julian day of 1970-01-01
+# The Julian day of 1970-01-01.
+_EPOCH_JULIAN = 2_440_588
+# The ranges leave out a type's smallest and largest number: PostgreSQL reads them as infinities (decision 0025).
 _DAYS = (-_EPOCH_JULIAN, 2_147_483_493 - _EPOCH_JULIAN)
 # The last moment of an Arrow timestamp is in the year 294247, and PostgreSQL's in 294276.
 _MICROSECONDS = (-_EPOCH_JULIAN * 86_400_000_000, 2**63 - 1)
@@ -30,8 +32,9 @@ _OF_A_DAY = (0, 86_400_000_000 - 1)
 _NUL = re.compile(b"\0")
 _CLOCK = r"\d{1,2}:\d\d(:[0-5]\d(\.\d{1,6}0*)?)?(\s*[AaPp][Mm])?"
 _OFFSET = r"\s*([Zz]|[-+]\d{1,2}(:?\d\d(:\d\d)?)?)"
-# PostgreSQL rounds a year's fraction to months, and all below a microsecond; of a month it makes 30 days, of a day 24
-# hours. It does without units, P and T as well: 1-2 3 04:05:06 has months, days and a time. Commas are blanks to it.
+# PostgreSQL rounds a year's fraction to months, and everything below a microsecond; it takes a month for 30 days and a
+# day for 24 hours. It reads text without units, P and T as well: 1-2 3 04:05:06 has months, days and a time. A comma is
+# a blank.
 _WHOLE = r"\d+(\.0*)?"
 _THOUSANDTHS = r"(\d+(\.\d{0,3}0*)?|\.\d{1,3}0*)"
 _MILLIONTHS = r"(\d+(\.\d{0,6}0*)?|\.\d{1,6}0*)"
@@ -58,7 +61,8 @@ _UUID_HEX = f"^[0-9a-fA-F]{{{2 * UUID_BYTES}}}$"
 
 NO_FIT: Final = "a value that does not fit without loss"
 
-_KERNELS = cast("Any", pc)  # its stubs lack many kernels
+# Its stubs lack many kernels.
+_KERNELS = cast("Any", pc)
 _NO_ROWS = pa.array([], pa.uint64())
 
 
@@ -67,59 +71,54 @@ class Unfit(ValueError):
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Tell whether a plain type holds text."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Tell whether a plain type holds bytes."""
     types = pa.types
     return types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
 
 
 def is_wide(kind: pa.DataType) -> bool:
-    """Tell whether a plain type counts its bytes in 64 bits, so that one array may hold more than 2 GB."""
+    """Tell whether the type counts its bytes in 64 bits, so that one array may hold more than 2 GB."""
     return pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Tell whether a plain type is a list."""
     return pa.types.is_list(kind)
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a list's values."""
     return cast("Any", kind).value_type
 
 
 @dataclass(frozen=True, slots=True)
 class ValueCheck:
-    """What is refused of the values that an Arrow type can hold.
+    """Refuses some of the values that an Arrow type can hold.
 
-    :param reason: what such a value is; goes into the error's text.
-    :param find: returns the indices of the rows that have such a value, at any depth; some may be repeated.
+    :param reason: describes such a value; goes into the error's text.
+    :param find: returns the indices of the rows that have such a value, at any depth; indices may be repeated.
     """
 
     reason: str
     find: Callable[[pa.Array[Any]], pa.Array[Any]]
 
     def refuse(self, array: pa.Array[Any]) -> None:
-        """Refuse the array if any row has such a value.
+        """Check the array.
 
-        :raises Unfit: one has.
+        :raises Unfit: a row has such a value.
         """
         if len(self.find(array)):
             raise Unfit(self.reason)
 
     def rows(self, array: pa.Array[Any]) -> set[int]:
-        """Return the rows that have such a value."""
         return set(cast("list[int]", self.find(array).to_pylist()))
 
 
 def of_values(reason: str, mask: _Mask) -> ValueCheck:
     """Make a check of single values, which may be in lists, structs and maps.
 
-    :param mask: tells which are refused; ``None`` if it finds none, or checks other types.
+    :param mask: marks the refused values; returns ``None`` if there are none, or if it checks other types.
     """
     return ValueCheck(reason, partial(_find, mask=mask))
 
@@ -137,23 +136,24 @@ def _find(array: pa.Array[Any], mask: _Mask) -> pa.Array[Any]:
 
 
 def _children(array: pa.Array[Any]) -> list[tuple[pa.Array[Any], pa.Array[Any] | None]]:
-    """Return the arrays inside, without what NULLs hide, and the lists that they are the values of, if they are."""
+    """Return the arrays inside, without values that NULLs hide; each with its list, ``None`` for a struct's field."""
     kind: Any = array.type
     if pa.types.is_struct(kind):
         return [(child, None) for child in cast("Any", array).flatten()]
-    if pa.types.is_map(kind):  # its own `keys` and `items` are those of the whole array, whose slice this may be
+    # A map's `keys` and `items` are those of the whole array, and this may be a slice.
+    if pa.types.is_map(kind):
         array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
     return [(pc.list_flatten(array), array)] if is_list(array.type) else []
 
 
 def _parents(lists: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the row of each value that `list_flatten` returns, which leaves out those that a NULL hides."""
+    """Return the row of each value that `list_flatten` returns; values that a NULL hides are left out there."""
     parents = _KERNELS.list_parent_indices(lists)
     return parents.filter(lists.is_valid().take(parents)) if lists.null_count else parents
 
 
 def changed_rows(array: pa.Array[Any], target: Any) -> set[int]:
-    """Return the rows of (lists of) values that aren't the same after an unsafe cast and back."""
+    """Return the rows whose values, or lists of values, an unsafe cast and back changes."""
     while is_list(target):
         target = value_type(target)
     found = _find(array, partial(_changed, target=target))
@@ -170,13 +170,12 @@ def _changed(array: pa.Array[Any], target: pa.DataType) -> pa.Array[Any] | None:
 
 
 def null_rows(batch: pa.RecordBatch, name: str) -> list[int]:
-    """Return the indices of the rows with NULL in a column."""
     array = plain_values(cast("Any", batch).column(name))
     return _KERNELS.indices_nonzero(array.is_null()).to_pylist() if array.null_count else []
 
 
 def cast_values(array: pa.Array[Any], target: Any) -> pa.Array[Any]:
-    """Cast safely, and only the values that the array shows: one that does not fit would be blamed on another row.
+    """Cast safely, and only values that the array shows: a hidden value that does not fit would blame another row.
 
     :raises pyarrow.ArrowInvalid: a value does not fit; the text quotes it.
     """
@@ -202,14 +201,14 @@ def has_type(kind: Any, test: Callable[[pa.DataType], bool]) -> bool:
 
 
 def _nul(array: pa.Array[Any]) -> pa.Array[Any] | None:
-    # One pass of memchr over the bytes takes a fifth of the kernel's time; only if it finds one does the kernel look.
+    # One pass of memchr over the bytes takes a fifth of the kernel's time, so the kernel looks only after that.
     if not is_string(array.type) or not _NUL.search(_text_bytes(array)):
         return None
     return _KERNELS.match_substring(array, "\0")
 
 
 def _text_bytes(strings: pa.Array[Any]) -> memoryview:
-    """Return only these strings' bytes: batches are slices of a shared buffer."""
+    """Return only these strings' bytes: a batch may be a slice of a larger buffer."""
     _, offsets, data = strings.buffers()
     if not len(strings) or offsets is None or data is None:
         return memoryview(b"")
@@ -218,7 +217,7 @@ def _text_bytes(strings: pa.Array[Any]) -> memoryview:
 
 
 NUL: Final = of_values("a text with a NUL (\\u0000)", _nul)
-"""PostgreSQL's text can't hold one."""
+"""PostgreSQL's text can't hold a NUL."""
 
 
 def _matching(array: pa.Array[Any], pattern: str) -> pa.Array[Any] | None:
@@ -233,8 +232,8 @@ def _unlike(array: pa.Array[Any], pattern: str) -> pa.Array[Any] | None:
 def _ranges(bound: str) -> tuple[str, str]:
     """Return the pattern of a range and that of a multirange."""
     bound = rf'\s*({bound}|"\s*({bound})\s*")?\s*'
-    one = rf"([\[(]{bound},{bound}[\])]|empty)"
-    return f"(?i:{one})", rf"(?i:\{{\s*({one}(\s*,\s*{one})*)?\s*\}})"
+    single = rf"([\[(]{bound},{bound}[\])]|empty)"
+    return f"(?i:{single})", rf"(?i:\{{\s*({single}(\s*,\s*{single})*)?\s*\}})"
 
 
 def _range_checks(name: str, bound: str, example: str) -> dict[str, tuple[ValueCheck, ...]]:
@@ -243,8 +242,9 @@ def _range_checks(name: str, bound: str, example: str) -> dict[str, tuple[ValueC
     return {kind: (NUL, of_values(reason, partial(_unlike, pattern=pattern))) for kind, pattern in kinds}
 
 
-# By IntervalStyle, which is the role's, PostgreSQL takes the minus for the first part's or for that of all, unless
-# there is a further sign. The hyphen in 1-2 is none.
+# The role's IntervalStyle decides whether a minus at the front is for the first part or for all, unless there is
+# another sign. Pinning the style would change it for the target's triggers (decision 0054). The hyphen in 1-2 is no
+# sign.
 _SIGN_OF_STYLE = of_values(
     "an interval in which only the first part has a sign, -1 mon 2 days",
     partial(_matching, pattern=r"^[\s@,]*-\s*(\d+-\d+|[\d.:]+)[^-+\d.:]([^-+]|\d-\d)*\d(-\d)?([^-+]|\d-\d)*$"),
@@ -252,7 +252,7 @@ _SIGN_OF_STYLE = of_values(
 _NO_EXACT_INTERVAL = of_values(
     "a text that is no interval of whole months and microseconds", partial(_unlike, pattern=_INTERVAL)
 )
-# PostgreSQL reads from the end: the time takes the place of the hours that it made of the fraction.
+# PostgreSQL reads from the end: the time replaces the hours that it made of the fraction.
 _LOST_FRACTION = of_values(
     "an interval with a fraction after a time, 02:00 1.5 days", partial(_matching, pattern=r":[\d.:]*[^\d.:].*\.")
 )
@@ -269,7 +269,7 @@ LOSSY_TEXTS: Final = {
     **_range_checks("ts", rf"{_DAY}([T\s]\s*{_CLOCK})?{_BC}|{_INFINITY}", "2024-07-01 23:59:59.999999"),
     **_range_checks("tstz", rf"{_DAY}[T\s]\s*{_CLOCK}{_OFFSET}{_BC}|{_INFINITY}", "2024-07-01 23:59:59.999999+02"),
 }
-"""By type, the texts that PostgreSQL reads by other settings, or without a part of them: a date, a zone, a digit."""
+"""By type, refuses texts that PostgreSQL reads by its settings, or drops a part of: a date, a zone, a digit."""
 
 
 def longer_than(length: int) -> ValueCheck:
@@ -297,7 +297,7 @@ def _finer(array: pa.Array[Any], scale: int) -> pa.Array[Any] | None:
 def too_large(digits: int) -> ValueCheck:
     """Decimals with more digits before the point; PostgreSQL refuses them too.
 
-    :param digits: negative if there must be zeros after the point.
+    :param digits: if negative, the number of zeros that must follow the point.
     """
     return of_values("a number with too many digits before the point", partial(_too_large, digits=digits))
 
@@ -327,11 +327,8 @@ def _unlike_step(numbers: pa.Array[Any], step: int) -> pa.Array[Any]:
 
 
 def _out_of_range(array: pa.Array[Any]) -> pa.Array[Any] | None:
-    """The bounds are those of PostgreSQL's ``timestamp.h`` (4713 BC onwards).
-
-    Beyond them a number may be one of its infinities, and Python's time of day wraps around at midnight: both would
-    change a value without an error.
-    """
+    # The bounds are those of PostgreSQL's ``timestamp.h`` (4713 BC onwards). Beyond them a number may be one of its
+    # infinities, and Python's time of day wraps around at midnight: both would change a value without an error.
     types = pa.types
     if types.is_date(array.type):
         return _outside(array.cast(pa.date32()).view(pa.int32()), _DAYS)
@@ -366,7 +363,7 @@ def _cut(array: pa.Array[Any]) -> pa.Array[Any] | None:
 
 
 CUT: Final = of_values("a date or time with a part that Python leaves out", _cut)
-"""Of a nanosecond, or of a day."""
+"""Python has no nanoseconds, and its dates no part of a day."""
 
 
 def _not_finite(array: pa.Array[Any]) -> pa.Array[Any] | None:
@@ -374,7 +371,7 @@ def _not_finite(array: pa.Array[Any]) -> pa.Array[Any] | None:
 
 
 NOT_FINITE: Final = of_values("a NaN or an infinity inside JSON", _not_finite)
-"""What JSON's numbers can't be."""
+"""Values that JSON's numbers can't have."""
 
 
 def _find_hollow(array: pa.Array[Any]) -> pa.Array[Any]:
@@ -412,7 +409,6 @@ def uuids_from_strings(array: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def uuid_objects(array: pa.Array[Any]) -> Iterator[UUID | None]:
-    """Yield 16-byte values as Python's UUIDs."""
     return (None if value is None else UUID(bytes=value) for value in _stored(array).to_pylist())
 
 

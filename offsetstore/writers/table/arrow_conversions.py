@@ -1,7 +1,7 @@
 """What to do about a column whose type does not fit, in a consumer's transform: an expression of pyarrow.
 
-A test applies each one to values, and compares what is then written. None changes a value silently: Arrow's casts raise
-for what they would cut, but for the digits of a float.
+A test applies each expression to values, and compares what is then written (decision 0054). None changes a value
+silently: Arrow's casts raise for a value that they would cut, except for the digits of a float.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MADE: Final = {
     "timestamptz": 'pa.timestamp("us", "UTC")',
     "varchar": "pa.string()",
 }
-"""What to cast to, by PostgreSQL's type."""
+"""The type to cast to, by PostgreSQL's type."""
 
 _NUMBERS: Final = frozenset({"int2", "int4", "int8", "float4", "float8", "numeric"})
 _TEXTS: Final = frozenset({"bpchar", "text", "varchar"})
@@ -45,12 +45,13 @@ _CASTS: Final = {
     "timestamp": _TEXTS,
     "timestamp_ntz": _TEXTS | {"date", "time"},
 }
-"""By family: the types of which Arrow's own cast makes the same value."""
+"""By family: the types to which Arrow's own cast keeps the value."""
 
 _OTHERS: Final = {
     ("boolean", "numeric"): ("{x}.cast(pa.int8())",),
     ("date", "timestamptz"): ('pc.assume_timezone({x}.cast(pa.timestamp("us")), "UTC")',),
-    ("string", "timestamptz"): (  # with an offset, or without one
+    # With an offset, or without one.
+    ("string", "timestamptz"): (
         '{x}.cast(pa.timestamp("us", "UTC"))',
         'pc.assume_timezone({x}.cast(pa.timestamp("us")), "UTC")',
     ),
@@ -60,13 +61,13 @@ _OTHERS: Final = {
     ("timestamp", "timestamp"): ("pc.local_timestamp({x})",),
     ("timestamp_ntz", "timestamptz"): ('pc.assume_timezone({x}, "UTC")',),
 }
-"""By family and type: what else does."""
+"""By family and type: other expressions that keep the value."""
 
 _UNITS: Final = ("s", "ms", "us")
 
 
 def arrow_expressions(x: str, source: Any, family: str, column: Column) -> list[str]:
-    """Make the values of a column fit; several, if what the values mean decides.
+    """Make the values of a column fit; several expressions if the meaning of the values decides (decision 0054).
 
     :param x: an expression of the array.
     """
@@ -80,16 +81,17 @@ def arrow_expressions(x: str, source: Any, family: str, column: Column) -> list[
         return [f"{x}.cast(pa.bool_())"]
     if family == "number" and kind in {"date", "timestamp", "timestamptz"} and pa.types.is_integer(source):
         return _of_epoch(x, source, kind)
-    return [one.format(x=x) for one in _OTHERS.get((family, kind), ())]
+    return [expression.format(x=x) for expression in _OTHERS.get((family, kind), ())]
 
 
 def _of_epoch(x: str, source: pa.DataType, kind: str) -> list[str]:
     long = x if pa.types.is_int64(source) else f"{x}.cast(pa.int64())"
-    units = _UNITS if pa.types.is_int64(source) else _UNITS[:1]  # 32 bits hold seconds alone
+    # 32 bits hold seconds alone.
+    units = _UNITS if pa.types.is_int64(source) else _UNITS[:1]
     if kind == "timestamptz":
         return [f'{long}.cast(pa.timestamp("{unit}", "UTC"))' for unit in units]
     instants = [f'{long}.cast(pa.timestamp("{unit}"))' for unit in units]
-    return instants if kind == "timestamp" else [f"{one}.cast(pa.date32())" for one in instants]
+    return instants if kind == "timestamp" else [f"{instant}.cast(pa.date32())" for instant in instants]
 
 
 def _type(column: Column) -> str:

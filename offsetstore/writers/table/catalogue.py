@@ -14,17 +14,20 @@ from sqlalchemy import Table
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, MissingPrivilege, UnsafeTarget
 
-_TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
+# Tables and partitioned tables: COPY and LOCK TABLE know both. No check can tell where the rows of a view end up
+# (decision 0061).
+_TABLES = ("r", "p")
 _OTHERS = {"v": "a view", "m": "a materialized view"}
 
-# A domain's values are sent as its base type's, so domains are resolved to it, also those of an array's elements. An
+# A domain's values are sent as its base type's, so domains are resolved to that, also those of an array's elements. An
 # array's modifier is its elements'.
-# `kind` is a built-in type's name, 'enum', or '' for all types of which only the text form is known.
+# `kind` is a built-in type's name, 'enum', or '' if only the type's text form is known.
 #
 # `refuses_null`: no trigger BEFORE INSERT FOR EACH ROW (bits 2, 4 and 1), of the table or a partition, can fill it in.
 #
-# `unsafe`: of the table and all its partitions, those that lose rows or commit separately. A partitioned table itself
-# holds no rows, so it may be UNLOGGED (up to PostgreSQL 17). pg_partition_tree() would lock each partition.
+# `unsafe`: the relations, of the table and all its partitions, that lose rows or commit separately (decision 0024). A
+# partitioned table itself holds no rows, so it may be UNLOGGED (up to PostgreSQL 17). pg_partition_tree() would lock
+# each partition.
 _COLUMNS = """
 WITH RECURSIVE target AS (
     SELECT oid, relkind, relpersistence, relnamespace, relname, ARRAY(
@@ -98,7 +101,7 @@ LEFT JOIN (
 ORDER BY a.attnum
 """
 
-# What ON CONFLICT (columns) can infer: complete, immediate, over plain columns.
+# The indexes that ON CONFLICT (columns) can infer: complete, immediate, over plain columns.
 _UNIQUE_KEYS = """
 SELECT array_agg(a.attname::text ORDER BY a.attnum)
 FROM pg_catalog.pg_index AS i
@@ -157,11 +160,10 @@ class TableName:
 
     @property
     def identifier(self) -> sql.Identifier:
-        """The name for a statement, quoted."""
         return sql.Identifier(self.name) if self.schema is None else sql.Identifier(self.schema, self.name)
 
     def as_option(self, option: str) -> list[str] | None:
-        """Write an option of a command, ``None`` if `parse` could not read it."""
+        """Write an option of a command; ``None`` if `parse` could not read the name."""
         return None if "." in f"{self.schema or ''}{self.name}" else [option, str(self)]
 
     def __str__(self) -> str:
@@ -177,10 +179,10 @@ class Column:
     :param element: the elements' kind, for arrays.
     :param of_domain: the elements are of a domain, which an array's binary form would have to name.
     :param modifier: PostgreSQL's ``atttypmod``: length, precision or -1.
-    :param refuses_null: every inserted row that has NULL in it is refused, which a NOT NULL alone doesn't tell: a
-        trigger may fill it in. Of a column of a domain it is not known.
+    :param refuses_null: every row with NULL in it is refused, which NOT NULL alone doesn't tell: a trigger may fill it
+        in. False for a column of a domain, where that is not known.
     :param computed: always computed by the database, so never written.
-    :param denied: the sequence of its default, which the role may not use; ``None`` if it may.
+    :param denied: the sequence of its default, if the role may not use it.
     """
 
     name: str
@@ -198,7 +200,6 @@ class Column:
 
     @property
     def required(self) -> bool:
-        """Whether every row needs a value for it."""
         return self.not_null and not self.has_default and not self.computed
 
 
@@ -206,7 +207,7 @@ class Column:
 class Target:
     """A table that results can be written to.
 
-    :param has_policies: row-level security applies to the role, with which PostgreSQL refuses COPY.
+    :param has_policies: row-level security applies to the role; PostgreSQL refuses COPY then.
     :param allows_temporary: whether the role may create temporary tables in the database.
     """
 
@@ -233,9 +234,9 @@ def target_query(connection: Connection, table: TableName) -> str:
 
 
 def read_target(connection: Connection, table: TableName, rows: Sequence[tuple[Any, ...]] | None = None) -> Target:
-    """Read what results can be written to.
+    """Read the table that results are written to.
 
-    :param rows: those of `target_query`, if it was sent before.
+    :param rows: the rows of `target_query`, if it was sent before.
     :raises UnsafeTarget: the table, or any of its partitions, is UNLOGGED, temporary or foreign.
     :raises ColumnMismatch: there is no such table, it is a view, or it has rules that COPY would bypass.
     """
@@ -264,7 +265,7 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
             expected="no rules ON INSERT",
             next_step="Name the table that the rule writes to, or replace the rule by a trigger.",
         )
-    # A row has what it says of the table, then a column's fields in their order; or no column, if the table has none.
+    # A row has fields of the table, then a column's fields in their order; no column's, if the table has none.
     return {name: Column(name, *fields) for _, _, _, _, _, name, *fields in rows if name is not None}
 
 
@@ -286,7 +287,7 @@ def _unsafe(connection: Connection, table: TableName, found: Sequence[Sequence[s
         next_step = "Write to a table of this database, and copy its rows to the other server from there."
     else:
         next_step = "Detach it, or put a partition of this database in its place."
-    names = [f"{other}.{one} ({why})" for _, other, one, why in found[:_SHOWN]]
+    names = [f"{namespace}.{relation} ({why})" for _, namespace, relation, why in found[:_SHOWN]]
     return UnsafeTarget(
         f"{which} {_WHY_UNSAFE[kind]}",
         found=", ".join([*names, *(["..."] if len(found) > _SHOWN else [])]),
@@ -296,7 +297,6 @@ def _unsafe(connection: Connection, table: TableName, found: Sequence[Sequence[s
 
 
 def missing(table: TableName, database: str) -> ColumnMismatch:
-    """Make the error for a table that does not exist."""
     return ColumnMismatch(
         f"there is no table {table}",
         found=f"none that the role can see in the database {database}",
@@ -306,9 +306,11 @@ def missing(table: TableName, database: str) -> ColumnMismatch:
 
 
 # A column's ``atttypmod``, as ``numeric.c``, ``timestamp.c`` and ``varchar.c`` pack it; -1 if nothing was declared.
-_HEADER = 4  # bytes of a varlena's header, which lengths and numeric's modifier include
+# Bytes of a varlena's header, which lengths and numeric's modifier include.
+_HEADER = 4
 _UNDECLARED = 0xFFFF
-_SECOND = 1 << 12  # the bit of SECOND among an interval's fields; undeclared fields have all bits set
+# The bit of SECOND among an interval's fields; if no fields are declared, all bits are set.
+_SECOND = 1 << 12
 
 
 def numeric_scale(modifier: int) -> int:
@@ -322,7 +324,7 @@ def numeric_precision(modifier: int) -> int:
 
 
 def text_length(modifier: int) -> int | None:
-    """Return the number of characters of ``varchar(n)``."""
+    """Return the number of characters of ``varchar(n)``; ``None`` if none was declared."""
     return None if modifier < 0 else modifier - _HEADER
 
 
@@ -337,7 +339,7 @@ def interval_keeps_seconds(modifier: int) -> bool:
     return bool(modifier >> 16 & _SECOND)
 
 
-# LOCK TABLE takes a privilege on the whole table: `of_columns` tells a role that lacks nothing else.
+# LOCK TABLE needs a privilege on the whole table: `of_columns` marks a role that lacks nothing else.
 _MISSING = """
 SELECT wanted, CURRENT_USER, wanted = 'INSERT' AND (
     SELECT bool_and(pg_catalog.has_column_privilege(target, name, 'INSERT'))
@@ -364,7 +366,7 @@ def check_rights(connection: Connection, table: TableName, wanted: Collection[st
     """Check the role's privileges on a table that exists.
 
     :param wanted: INSERT, SELECT, UPDATE, or TEMPORARY on the database.
-    :param columns: those that are inserted.
+    :param columns: the columns that are inserted.
     :raises MissingPrivilege: the role lacks one.
     """
     name = table.identifier.as_string(connection)

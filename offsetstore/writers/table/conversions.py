@@ -1,7 +1,7 @@
 """What to do about a column whose type does not fit: an expression for the transform, or another type in the table.
 
-A test computes each expression, and compares what PostgreSQL then holds; docs/types.md lists Spark's. Who makes the
-rows decides in which `RowMaker` it is told.
+A test computes each expression, and compares what PostgreSQL then holds; docs/types.md lists Spark's (decision 0054).
+Expressions are in the API of the `RowMaker`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from offsetstore.writers.table.catalogue import Column, numeric_precision, numer
 RowMaker: TypeAlias = Literal["spark", "pyarrow", "schema"]
 """What makes rows: Spark's transform, a consumer's, or a handler with a schema."""
 
-_MOST_DIGITS = 38  # of Spark's decimals
-_LEAST_SCALE = 6  # that Spark's own arithmetic keeps where digits are too many
+# Of Spark's decimals.
+_MOST_DIGITS = 38
+# The scale that Spark's own arithmetic keeps where there are too many digits.
+_LEAST_SCALE = 6
 
-# What to cast to in Spark, by PostgreSQL's type.
+# The type to cast to in Spark, by PostgreSQL's type.
 _SPARK_TYPES = {
     "bool": "boolean",
     "bpchar": "string",
@@ -37,14 +39,15 @@ _SPARK_TYPES = {
     "int2": "smallint",
     "int4": "int",
     "int8": "bigint",
-    "numeric": "decimal(38,18)",  # `decimal` alone is decimal(10,0), and rounds
+    # `decimal` alone is decimal(10,0), and rounds.
+    "numeric": "decimal(38,18)",
     "text": "string",
     "timestamp": "timestamp_ntz",
     "timestamptz": "timestamp",
     "varchar": "string",
 }
 
-# What Arrow's type is, and the type of PostgreSQL that holds all its values.
+# Tests of Arrow's types, each with the family, and PostgreSQL's type that holds all values of it.
 _FAMILIES: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     (is_json, "json", "jsonb"),
     (is_uuid, "uuid", "uuid"),
@@ -73,7 +76,7 @@ _JSON = {"json", "jsonb"}
 _TEXT = Column("", "text", "text")
 _INSTANTS = {"timestamp", "timestamptz"}
 
-# By family: the types of which Spark's own cast to `_SPARK_TYPES` makes the same value.
+# By family: the types to which Spark's own cast (see `_SPARK_TYPES`) keeps the value.
 _CASTS = {
     "boolean": _NUMBERS | _TEXTS,
     "date": _INSTANTS | _TEXTS,
@@ -88,10 +91,11 @@ _CASTS = {
 
 _OF_TEXT = {"binary", "char", "string", "varchar", "variant"}
 _UNITS = ("seconds", "millis", "micros")
-_ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX"  # before 1900, offsets have seconds
+# Five X, since offsets before 1900 have seconds.
+_ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX"
 
 
-# What a handler's schema has for a column, beside `_SPARK_TYPES`.
+# Types in a handler's schema, beside `_SPARK_TYPES`.
 _DECLARED = {"time": "time", "interval": "interval day to second"}
 
 
@@ -99,9 +103,9 @@ _DECLARED = {"time": "time", "interval": "interval day to second"}
 class Conversion:
     """The next step.
 
-    :param expressions: in Python; if there are several, what the values mean decides, such as their unit. With a
+    :param expressions: in Python; if there are several, the meaning of the values decides, such as their unit. With a
         handler, the type in its schema.
-    :param instead: the type that the column would need if there are none.
+    :param instead: the type that the column would need if there is no expression.
     """
 
     column: str
@@ -124,7 +128,7 @@ class Conversion:
 
 
 def conversion(name: str, source: pa.DataType, column: Column, words: RowMaker = "spark") -> Conversion:
-    """Find the next step for a column that `find_cast` knows no cast for, and that has a plain type."""
+    """Find the next step for a column with a `plain` type for which `find_cast` knows no cast."""
     source = plain(source) or source
     if words == "spark":
         expressions = _expressions(f"col({quoted(name)})", source, column)
@@ -138,7 +142,8 @@ def conversion(name: str, source: pa.DataType, column: Column, words: RowMaker =
 
 
 def _declared(column: Column) -> str:
-    """The type that a handler's schema has for a column; PostgreSQL reads a string as what Spark has no type for."""
+    """The type in a handler's schema for a column."""
+    # Where Spark has no type, PostgreSQL reads a string.
     if column.kind == "array":
         return f"array<{_declared(_element(column, pa.string()))}>"
     return _DECLARED.get(column.kind) or (_spark_type(column) if column.kind in _SPARK_TYPES else "string")
@@ -150,7 +155,9 @@ def _of_arrow(x: str, source: Any, column: Column) -> list[str]:
     inner = value_type(source)
     inside = arrow_expressions("", inner, _family(inner), _element(column, inner))
     # Arrow casts the elements of a list; its functions do not look into one.
-    kinds = [one.removeprefix(".cast(")[:-1] for one in inside if one.startswith(".cast(") and one.count(".cast(") == 1]
+    kinds = [
+        cast.removeprefix(".cast(")[:-1] for cast in inside if cast.startswith(".cast(") and cast.count(".cast(") == 1
+    ]
     return [f"{x}.cast(pa.list_({kind}))" for kind in kinds]
 
 
@@ -175,7 +182,7 @@ def _expressions(x: str, source: Any, column: Column) -> list[str]:  # noqa: PLR
 
 
 def _string(x: str, source: Any, column: Column) -> str | None:  # noqa: PLR0911 - a table, row by row
-    """Make a string that PostgreSQL reads as the same value, or that is it."""
+    """Make a string that PostgreSQL reads as the same value, or that is the value."""
     family, kind = _family(source), column.kind
     match family:
         case "binary" | "char" | "varchar" | "variant" | "void":
@@ -191,7 +198,8 @@ def _string(x: str, source: Any, column: Column) -> str | None:  # noqa: PLR0911
         case "interval" if kind in {"interval", *_TEXTS} and source.name != "interval":
             years, months = (f'extract(lit("{unit}"), {x})' for unit in ("YEAR", "MONTH"))
             return f'concat({years} * 12 + {months}, lit(" months"))'
-        case "interval" if kind in {"interval", *_TEXTS}:  # each part with its sign
+        # Each part gets its sign, or IntervalStyle would decide what the first sign is for.
+        case "interval" if kind in {"interval", *_TEXTS}:
             return f'regexp_replace({x}.cast("string"), "(^| )([0-9])", "$1+$2")'
         case _:
             return f'{x}.cast("string")' if isinstance(source, SparkType) and kind in _TEXTS else None
@@ -202,14 +210,15 @@ def _arrays(x: str, source: Any, column: Column) -> list[str]:
     if is_list(source):
         inner = value_type(source)
         inside = _expressions("x", inner, column if is_list(inner) else _element(column, inner))
-        return [f"transform({x}, lambda x: {one})" for one in inside]
+        return [f"transform({x}, lambda x: {expression})" for expression in inside]
     fits = find_cast(pa.list_(source), column)
     single = [x] if fits else _expressions(x, source, _element(column, source))
-    return [f"when({x}.isNotNull(), array({one}))" for one in single]
+    return [f"when({x}.isNotNull(), array({expression}))" for expression in single]
 
 
 def _element(column: Column, source: pa.DataType) -> Column:
-    if column.element in _JSON and pa.types.is_nested(source):  # an array holds their texts
+    # An array of JSON is sent as an array of texts.
+    if column.element in _JSON and pa.types.is_nested(source):
         return _TEXT
     return replace(column, kind=column.element or "", element=None, type_name=column.type_name.removesuffix("[]"))
 
@@ -225,7 +234,7 @@ def _of_nested(x: str, source: Any, column: Column) -> list[str]:
 
 
 def _as_json(x: str, source: Any) -> str:
-    """Replace, inside a column, what can't become JSON."""
+    """Convert the parts of a column that can't become JSON."""
     if pa.types.is_map(source):
         keys, values = _as_json("x", source.key_type), _as_json("x", source.item_type)
         with_values = x if values == "x" else f"transform_values({x}, lambda _, x: {values})"
@@ -236,8 +245,8 @@ def _as_json(x: str, source: Any) -> str:
     made = x
     fields: Any = source if pa.types.is_struct(source) else ()
     for field in fields:
-        one = f"{x}[{json.dumps(field.name, ensure_ascii=False)}]"
-        if (value := _as_json(one, field.type)) != one:
+        inner = f"{x}[{json.dumps(field.name, ensure_ascii=False)}]"
+        if (value := _as_json(inner, field.type)) != inner:
             made += f".withField({quoted(field.name)}, {value})"
     return _expressions(x, source, _TEXT)[0] if isinstance(source, SparkType) and not is_variant(source) else made
 

@@ -1,4 +1,4 @@
-"""Check whether rows fit a table; one error tells all that does not, before any byte is sent."""
+"""Check whether rows fit a table; one error names everything that does not, before any byte is sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Match:
 
 @dataclass(slots=True)
 class _Mismatch:
-    """Collects what does not fit."""
+    """Collects the columns that do not fit."""
 
     problems: list[str] = field(default_factory=list[str])
     found: dict[str, str] = field(default_factory=dict[str, str])
@@ -59,7 +59,7 @@ def match_columns(
 ) -> list[Match]:
     """Match the rows' columns, in their order, with the table's.
 
-    :param words: in which the error tells how to convert a column.
+    :param words: the API in which the error says how to convert a column.
     :raises ColumnMismatch: the two don't fit; the error names all such columns.
     :raises MissingPrivilege: the default of another column takes from a sequence that the role may not use.
     """
@@ -83,7 +83,9 @@ def match_columns(
                 next_step=f"Add {column.name} in the transform, or give it a default in the table.",
             )
     mismatch.refuse(table)
-    if denied := {one.name: one.denied for one in columns.values() if one.denied and one.name not in schema.names}:
+    if denied := {
+        column.name: column.denied for column in columns.values() if column.denied and column.name not in schema.names
+    }:
         raise MissingPrivilege(
             f"the role may not use the sequences of {table}; nothing was written",
             found="; ".join(f"no USAGE on {sequence}, the default of {name}" for name, sequence in denied.items()),
@@ -123,7 +125,8 @@ def _match(
 
 
 def _near(name: str, columns: Iterable[str]) -> str | None:
-    """Guess the name that was meant: first in another case, since Spark ignores case."""
+    """Guess the name that was meant."""
     names = list(columns)
+    # First in another case, since Spark ignores case.
     same = [other for other in names if other.casefold() == name.casefold()]
     return (same or get_close_matches(name, names, n=1) or [None])[0]

@@ -1,7 +1,6 @@
 """The SQL of an Upsert: one INSERT that combines the rows of a temporary table by key, and merges them into the target.
 
-Rows are written in the order of their keys, so that parallel upserts lock them in one order. For this, all jobs sort by
-the key columns in the table's order.
+Rows are written in the order of their keys, so that parallel upserts lock them in one order.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ ORDER BY {key}
 ON CONFLICT ({conflict}) {action}
 """)
 
-# One row per key, the latest: DISTINCT ON keeps the first. A ctid is the place in the temporary table, so the order of
-# the batch: it decides if nothing else does.
+# The latest row per key: DISTINCT ON keeps the first. A ctid is the place in the temporary table, so the order of the
+# batch: it decides between rows that are otherwise equal.
 _MERGE_LATEST = sql.SQL("""
 INSERT INTO {table} AS stored ({columns})
 SELECT DISTINCT ON ({key}) {values}
@@ -76,6 +75,7 @@ def merge(
     role_of = dict.fromkeys(replaced, "replaced")
     role_of |= dict.fromkeys(roles.add, "add") | dict.fromkeys(roles.greatest, "greatest")
     role_of |= dict.fromkeys(roles.least, "least")
+    # In the table's order, whatever the order of a job's arguments: all upserts must lock rows in one order.
     key = sorted(roles.key, key=lambda name: columns[name].number)
     values = [_value(columns[name], role_of.get(name), windowed=bool(replaced)) for name in names]
     assignments = [_assignment(name, role_of[name], roles.version) for name in names if name in role_of]
@@ -101,7 +101,8 @@ def _value(column: Column, role: str | None, *, windowed: bool) -> sql.Composabl
         return _staged(column.name)
     combined = _COMBINED[role].format(_staged(column.name))
     combined = combined + sql.SQL(" OVER same_key") if windowed else combined
-    if role == "add" and column.not_null:  # else NULLs alone are refused, though they add nothing
+    # Otherwise a sum of NULLs alone would be refused, though it adds nothing.
+    if role == "add" and column.not_null:
         return sql.SQL("coalesce({}, CAST('0' AS {}))").format(combined, sql.SQL(column.type_name))  # type: ignore[arg-type]
     return combined
 

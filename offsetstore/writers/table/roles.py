@@ -9,7 +9,8 @@ from offsetstore.errors import ColumnMismatch, ConfigurationError
 from offsetstore.postgres.schema import quoted
 from offsetstore.writers.table.catalogue import Column, TableName
 
-_SUMMABLE = frozenset({"int2", "int4", "int8", "float8", "numeric"})  # in float4, 16777216 + 1 is 16777216
+# Not float4, in which 16777216 + 1 is 16777216.
+_SUMMABLE = frozenset({"int2", "int4", "int8", "float8", "numeric"})
 _ORDERED = _SUMMABLE | {
     "bpchar", "date", "enum", "float4", "interval", "text", "time", "timestamp", "timestamptz", "varchar",
 }  # fmt: skip
@@ -17,7 +18,7 @@ _ORDERED = _SUMMABLE | {
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The columns by role; all others that the rows have are replaced."""
+    """The columns by role; all other columns of the rows are replaced."""
 
     key: tuple[str, ...]
     add: tuple[str, ...]
@@ -64,7 +65,7 @@ class Roles:
         return self.key + self.add + self.greatest + self.least + version
 
     def replaced(self, names: Iterable[str]) -> list[str]:
-        """Tell which of the rows' columns are taken from one row; ``version`` is one of them."""
+        """The columns that are taken from one row, the latest; ``version`` is among them."""
         merged = self.key + self.add + self.greatest + self.least
         return [name for name in names if name not in merged]
 
@@ -86,7 +87,7 @@ class Roles:
     def check_key(self, unique: Sequence[frozenset[str]], table: TableName) -> None:
         """Check the key against the table's unique sets of columns.
 
-        :raises ColumnMismatch: the key is none of them, so PostgreSQL could not find conflicting rows by it.
+        :raises ColumnMismatch: the key is not among them, so ON CONFLICT could not use it.
         """
         if frozenset(self.key) not in unique:
             key = ", ".join(self.key)
