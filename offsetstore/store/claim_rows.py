@@ -12,6 +12,7 @@ from offsetstore.runtime.functions import without_frames
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.sessions import read, transaction
 
+# Short: a row that the job's own transaction holds is left to the next turn.
 _LOCK_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
@@ -36,17 +37,17 @@ class ClaimRows:
 
     def read(self) -> dict[TopicPartition, StoredOffset]:
         """The rows as they are now, whoever has them."""
-        found = read(
+        rows = read(
             self._database,
             lambda session: session.read_partitions(self._claim.group),
             name=self._claim.name,
             lock_timeout=_LOCK_SECONDS,
             dedicated=True,
         )
-        return {tp: row for tp, row in found.items() if self.has(tp)}
+        return {tp: row for tp, row in rows.items() if self.has(tp)}
 
     def write(self, write: Callable[[Session], object]) -> bool:
-        """Return whether it was written; if not, the next turn retries it."""
+        """Write in one transaction; return whether that succeeded: if not, the next turn retries it."""
         try:
             with transaction(
                 self._database, name=self._claim.name, lock_timeout=_LOCK_SECONDS, dedicated=True

@@ -125,6 +125,7 @@ class Mirror:
 
     def _turn(self) -> bool:
         """Return whether there is more to do."""
+        # Members are going to commit: the mirror does not wait until they have left (decision 0022).
         if self.ended is None and self._found_others:
             self._contest_members()
         elif self._unrecorded is None:
@@ -156,6 +157,7 @@ class Mirror:
         if any(row.token != self._claim.token for row in rows.values()):
             self.ended = "the claim has been taken over"
             return
+        # Within one claim only a restore moves a row back, and the copy is then the only evidence (decision 0018).
         if any(row.next_offset < self._highest.get(tp, 0) for tp, row in rows.items()):
             self._end_with_warning("its database is older than the copy in Kafka")
             return
@@ -185,7 +187,7 @@ class Mirror:
         latest = max((stamp.epoch for stamp in ours.values()), default=0)
         if latest > self._stamp.epoch:
             self._end_at_later_claim(latest)
-        # A stamp of an earlier claim of ours is a late commit.
+        # The stamp of an earlier claim of ours is a late commit: only what has no stamp of ours is foreign.
         foreign = {tp: copy for tp, copy in there.items() if tp not in ours and not _is_same(copy, self._found.get(tp))}
         if foreign and self.ended is None:
             seen = ", ".join(f"{tp} at {copy.next_offset}" for tp, copy in sorted(foreign.items())[:_SHOWN])
@@ -194,10 +196,9 @@ class Mirror:
         return self.ended is not None
 
     def _end_at_later_claim(self, epoch: int) -> None:
-        """A claim writes its token to our rows before it copies: if these, read after its copy, have ours, it did not.
-
-        Then it was made in another database: a copy of this one, or what this one was before a restore or a failover.
-        """
+        """End the mirror: a later claim copies its offsets to the same group in Kafka."""
+        # A claim writes its token to the rows before it copies. If the rows, read after its copy, have our token, it
+        # was made in another database: a copy of this one, or this one before a restore or a failover (decision 0050).
         rows = self._rows.read()
         if not rows or any(row.token != self._claim.token for row in rows.values()):
             self.ended = "the claim has been taken over"
@@ -291,18 +292,20 @@ class Mirror:
 
     def _contest(self, why: str, contest: _Contest) -> None:
         self._end_with_warning(why)
+        # However seldom it copies: the next start must not adopt the others' offsets.
         self._pause = min(self._pause, INTERVAL)
         self._unrecorded = contest
         self._record(contest)
 
     def _record(self, contest: _Contest) -> None:
-        """Record it for the next start, which must not adopt the others' offsets."""
+        """Record the contest for the next start."""
         claim, foreign = self._claim, contest.foreign
 
         def write(session: Session) -> None:
             rows = {tp: row for tp, row in session.lock_group_partitions(claim.group).items() if self._rows.has(tp)}
             if foreign.keys() - rows.keys() or any(row.token != claim.token for row in rows.values()):
                 return  # renamed, or taken over
+            # All rows of the claim: the other application goes on to commit, in other partitions too (decision 0022).
             session.contest(claim.group, claim.token, rows)
             events = [
                 HistoryEvent(
@@ -318,7 +321,7 @@ class Mirror:
             self._unrecorded = None
 
     def _unpin(self, decided: Collection[TopicPartition]) -> None:
-        """Clear the pins: Kafka has the copy now, so it need not be ignored any longer."""
+        """Clear the pins: Kafka has the copy now, so its offset need not be ignored any longer."""
 
         def write(session: Session) -> None:
             session.lock_partitions(self._claim.group, decided)
@@ -328,9 +331,7 @@ class Mirror:
             self._rows.write(write)
 
 
-def _is_same(copy: CommittedOffset, found: CommittedOffset | None) -> bool:
-    """Whether it is the commit that was found before, by the values that two reads of one commit share.
-
-    Metadata that another client wrote may differ from read to read (decision 0010).
-    """
-    return found is not None and (copy.next_offset, Stamp.of(copy)) == (found.next_offset, Stamp.of(found))
+def _is_same(copy: CommittedOffset, before: CommittedOffset | None) -> bool:
+    """Whether it is the commit that was read before."""
+    # Metadata that another client wrote may differ from read to read (decision 0010).
+    return before is not None and (copy.next_offset, Stamp.of(copy)) == (before.next_offset, Stamp.of(before))

@@ -23,7 +23,7 @@ _SERIAL = count(1)
 
 
 class Tables(defaultdict[str, dict[Key, Any]]):
-    """The rows of each table, by primary key; in what a transaction wrote ``None`` stands for one that it deleted."""
+    """The rows of each table, by primary key; ``None`` in what a transaction wrote stands for a row that it deleted."""
 
     def __init__(self) -> None:
         super().__init__(dict)
@@ -55,7 +55,7 @@ class Changes:
 
 
 class Shared:
-    """What all transactions of one database share; ``changed`` guards it, and notifies those that wait for a lock.
+    """What all transactions of one database share; ``changed`` guards it, and wakes those that wait for a lock.
 
     A deadlock is not distinguished from a long wait: ``lock_timeout`` ends both.
     """
@@ -70,7 +70,8 @@ class Shared:
 
     def holder(self, table: str, *key: object) -> MemoryTransaction | None:
         """The transaction that has locked the row FOR UPDATE."""
-        return next((one for one, is_update in self.held.get((table, *key), {}).items() if is_update), None)
+        locks = self.held.get((table, *key), {})
+        return next((transaction for transaction, is_update in locks.items() if is_update), None)
 
 
 class MemoryTransaction:
@@ -154,7 +155,7 @@ class MemoryTransaction:
         return {key: row for key, row in both.items() if row is not None}
 
     def get(self, name: str, *key: object) -> Any:
-        """One of these rows, ``None`` if there is none."""
+        """The row as `table` would have it, ``None`` if there is none."""
         with self.statement():
             written, committed = self._changes.tables[name], self._shared.tables[name]
             return written[key] if key in written else committed.get(key)
@@ -199,7 +200,6 @@ class MemoryTransaction:
         locks[self] = locks.get(self, False) or not share
 
     def has_lock(self, *key: object) -> bool:
-        """Whether it has locked the row."""
         return self in self._shared.held.get(key, {})
 
     def is_free(self, *key: object) -> bool:
@@ -241,7 +241,7 @@ class MemoryConnection:
     def __getattr__(self, name: str) -> NoReturn:
         """There is no SQL in memory.
 
-        :raises AttributeError: always, saying what there is.
+        :raises AttributeError: always, naming the methods that exist.
         """
         raise AttributeError(
             f"in memory tx.connection has no {name!r}: it takes rows by append(table, row) and extend(table, rows); "
