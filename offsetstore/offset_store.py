@@ -94,11 +94,11 @@ _P = TypeVar("_P", bound=Plan)
 class OffsetStore:
     """Offsets in a SQL database, in the transaction of the results. Threads may share it; processes may not.
 
-    Decisions (`reset`, `pause`, `discard` and so on) have some arguments in common. ``reason`` is for those who read
-    the history, ``actor`` is who decides, by default user, host and process. ``dry_run`` locks and writes nothing, and
+    Decisions (`reset`, `pause`, `discard` and so on) have some arguments in common. ``reason`` is for readers of the
+    history, ``actor`` is who decides, by default user, host and process. ``dry_run`` locks and writes nothing, and
     returns what would be done now; ``if_plan`` is the ``digest`` of that: do what it has shown, or nothing. A live job
-    is fenced or, with ``takeover="refuse"``, the decision is refused; ``takeover_timeout`` is how many seconds a job's
-    open transaction is waited for before its connection is terminated.
+    is fenced or, with ``takeover="refuse"``, the decision is refused; ``takeover_timeout`` is how many seconds to wait
+    for a job's open transaction before its connection is terminated.
 
     A decision without a reason is a `ConfigurationError`. `PlanChanged`: the plan is not ``if_plan``. `GroupBusy`: a
     job is live, and was to be spared. `LockTimeout`: another transaction holds the rows for longer than
@@ -308,7 +308,7 @@ class OffsetStore:
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def groups(self) -> list[ListedGroup]:
-        """All groups that were ever claimed, by name; those that were renamed or deleted too, without partitions."""
+        """All groups that were ever claimed, by name; renamed and deleted ones are included, without partitions."""
         return ask(self.database, read_groups)
 
     def copy_group(
@@ -323,9 +323,9 @@ class OffsetStore:
     ) -> NewName:
         """Give another name the offsets of a group, with their metadata: for a second job from there on.
 
-        The group and its job are left alone. The offsets are those of one moment: of a batch, those of all partitions
-        or of none. They are pinned, so that they count more than what Kafka has under the new name. Dead letters and
-        a stateful query's batch marks are not copied: the group's job replays the letters, and the new job begins above
+        The group and its job are left alone. The offsets are copied as of one moment: of a batch, for all partitions or
+        for none. They are pinned, so that they count more than what Kafka has under the new name. Dead letters and a
+        stateful query's batch marks are not copied: the group's job replays the letters, and the new job begins above
         their records.
 
         :param new: a name that has no offsets.
@@ -372,10 +372,10 @@ class OffsetStore:
     ) -> DeletedGroup:
         """Delete a group: its offsets and their metadata, batch marks, dead letters, failed attempts, and its pause.
 
-        Stop its job first, and its supervisor. A job that still runs is fenced, and brings nothing back, but the next
-        one begins as that of a new group does, by its `StartPolicy`, and writes the results of what it reads again.
-        Copies of the deleted offsets in Kafka don't count, what another application commits there does. The name and
-        its history stay, and the results are yours. Remove a kept checkpoint, ``<base>/<group>/kept``, and one of the
+        Stop its job first, and its supervisor. A job that still runs is fenced, and brings nothing back. But the next
+        job starts as in a new group, by its `StartPolicy`, and writes the results of what it reads again. Copies of the
+        deleted offsets in Kafka don't count; what another application commits there does. The name and its history
+        stay, and the results are yours. Remove a kept checkpoint, ``<base>/<group>/kept``, and a checkpoint of the
         query's own: it would repeat its last batch. Only the tables' owner may delete.
 
         :param takeover: ``"refuse"`` if a job is live, or ``"fence"`` it.
@@ -407,7 +407,7 @@ class OffsetStore:
         dry_run: bool = False,
         if_plan: str | None = None,
     ) -> PauseDecided:
-        """Pause a group: the sink of its running job waits before its next batch, as does that of a later job.
+        """Pause a group: the sink of its running job, or of a later one, waits before its next batch.
 
         A batch that is being computed is still written. The job keeps its claim, and nothing is locked while it waits.
         A second pause replaces the first; a reset or a rename keeps it. Transactions of your own don't wait.
@@ -496,7 +496,7 @@ class OffsetStore:
     def find_metadata(
         self, group: str, topic: str, partition: int | None = None, *, formats: Formats = None
     ) -> object | dict[TopicPartition, object]:
-        """The metadata of one partition, or by partition of all those of the topic that have a stored offset.
+        """The metadata of one partition, or of all the topic's partitions that have a stored offset.
 
         It needs no claim, and takes one query.
 
@@ -522,7 +522,7 @@ class OffsetStore:
 
         No job is fenced. A running job's transaction on that partition is waited for. After that, the job's reads with
         ``cache=False`` return the new value, its cached reads the one from when it claimed the group; its next advance
-        keeps the new value, unless it writes one of its own.
+        keeps the new value, unless it writes another.
 
         :param value: ``None`` clears it.
         :param formats: as for `claim`; by default JSON.
@@ -580,7 +580,7 @@ class OffsetStore:
     ) -> Letter:
         """Read one dead letter.
 
-        :param topic_id: if the topic was deleted and created again, which one; by default that of the newest letter.
+        :param topic_id: which topic, if it was deleted and created again; by default that of the newest letter.
         :param contents: as for `letters`, but ``True`` by default.
         :raises UnknownLetter, UnknownGroup: there is none.
         :raises TypeError: the partition is not a `TopicPartition`, or the offset not a number.
@@ -608,7 +608,7 @@ class OffsetStore:
     ) -> list[ErrorGroup]:
         """Group dead letters by their errors, the most frequent error first.
 
-        :param state: as for `letters`; by default those whose record is not in the results, and may still get there.
+        :param state: as for `letters`; by default the states of letters whose record may still get into the results.
         :param within: bound the time: look only at this many of the newest letters in these states.
         """
         states = () if state is None else (state,) if isinstance(state, str) else tuple(state)
@@ -894,7 +894,7 @@ class OffsetStore:
         The store is read first, without a lock, then Kafka. Lags in time are left out: `lag` finds these.
 
         :param broker: asked for the logs' ends and the committed offsets. If it can't answer, what is stored is
-            returned all the same; a topic or group that it does not have has the error in its part.
+            returned all the same; for a topic or group that it does not have, the error takes its place.
         :param kafka_group: the group to look up in Kafka, if it is not ``group``.
         :raises StoreUnavailable: the connection was lost, or the server can't serve it.
         :raises LockTimeout: as `lag` does.
@@ -917,7 +917,7 @@ class OffsetStore:
         The store is read first, in one round trip, then Kafka, where the number of round trips depends neither on the
         partitions nor on the groups' lags. It needs DESCRIBE of the topics and groups; with READ of the topics it can
         tell the lag in time of a few partitions that otherwise only have a bound. If Kafka can't answer, what is stored
-        is returned all the same; a topic or group that it does not have has the error in its part.
+        is returned all the same; for a topic or group that it does not have, the error takes its place.
 
         :param groups: ``None`` for all that were ever claimed; groups that the store does not know are left out.
         :param kafka_groups: the names in Kafka of groups that have another name there, by the name in the store.

@@ -97,8 +97,9 @@ _RENEW: Final = 240.0
 _REFUSED: Final = 300.0  # seconds in which Kafka may refuse requests once it has taken some: brokers restart
 _TAKEOVER: Final = 30.0  # seconds to wait for a transaction of an earlier relay
 _PATIENCE: Final = 60.0  # seconds that `Relay.drain` waits for topics that are blocked
-_SILENCE: Final = 60.0  # seconds without an answer of the database, beyond those of its locks: a proxy may forget
-_LEAVING: Final = 20.0  # seconds until a relay that is told to stop no longer waits for the database or Kafka
+_SILENCE: Final = 60.0  # seconds without an answer of the database, beyond the time for locks: a proxy may forget
+# Seconds for which a relay that is to stop waits for the database or Kafka; then it leaves, which is safe as a kill.
+_LEAVING: Final = 20.0
 _LATE_FENCES: Final = 3  # times that Kafka may end the producer at the start, although the token is ours
 _RETRIES: Final = Retries(shortest=0.1, longest=10.0)
 

@@ -577,7 +577,7 @@ def new_offsets(
     view: BrokerView,
     looked: LogLook | None = None,
 ) -> dict[TopicPartition, NewOffset]:
-    """Return the rows to write: those that differ from the start.
+    """Return the rows to write, because they differ from where their partitions start.
 
     :param looked: what an earlier look at the logs has shown.
     """

@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 class ClaimRows:
     """Reads and writes the rows of the claim's topics, on connections apart from the job's pool.
 
-    :param ignored: partitions with rows that the claim does not read: vanished ones, and those that Spark's ``assign``
-        leaves out.
+    :param ignored: partitions with rows that the claim does not read: vanished ones, and what Spark's ``assign`` leaves
+        out.
     """
 
     def __init__(self, database: Database, claim: ClaimInfo, ignored: Collection[TopicPartition] = ()) -> None:

@@ -252,8 +252,8 @@ def join(store: Connected, request: ClaimRequest) -> Member:
     another fleet in any case. It starts with a row for each partition, so that members resolve no more than their own.
 
     :raises GroupBusy: a job is live, and is to be spared.
-    :raises StartError, BrokerError, LockTimeout: as a claim does, where the group is to be founded. A fleet is joined
-        although partitions can't start: whoever takes them is told.
+    :raises StartError, BrokerError, LockTimeout: as a claim does, if the fleet is to be founded. A fleet can be joined
+        although partitions can't start: whoever takes them gets the error.
     """
     if request.broker is None:
         raise ConfigurationError("a fleet needs a broker: Kafka deals out the partitions to its members")
@@ -389,7 +389,7 @@ def _holding(
 ) -> Generator[tuple[Session, Collection[TopicPartition]]]:
     """Hold the rows of partitions and a share of the group's row; end what holds them for ``timeout`` seconds.
 
-    :param new: where partitions start that may have no rows; the block gets those whose rows were made.
+    :param new: where partitions start that may have no rows; the block gets the partitions whose rows were made.
     :raises StaleClaim: the group is no longer the fleet's.
     """
     group, database = member.group, member.database

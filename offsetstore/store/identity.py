@@ -26,12 +26,12 @@ class ClaimInfo(Protocol):
 
     @property
     def token(self) -> Token:
-        """The token that every write is checked against: that of the partitions' rows."""
+        """The token in the partitions' rows: every write is checked against it."""
         ...
 
     @property
     def group_token(self) -> Token:
-        """The token of the group's row: another one only for a fleet's member, see `offsetstore.store.fleet`."""
+        """The token of the group's row; it differs only for a fleet's member, see `offsetstore.store.fleet`."""
         ...
 
     @property

@@ -104,7 +104,7 @@ class LogWatch:
         return not self._is_over
 
     def _look_at_logs(self, rows: Mapping[TopicPartition, StoredOffset], now: float) -> None:
-        """Look whether the logs have lost records below these offsets; if not, write the pairs of those that moved."""
+        """Look whether the logs have lost records below these offsets; write the pairs of the logs that have not."""
         try:
             logs = call(self._broker.log_ends, [tp for tp in rows if tp not in self._lost])
             for lost in self._find_lost({tp: rows[tp] for tp in logs}, logs, now):

@@ -4,8 +4,8 @@ The copy follows the store and never leads it: only offsets that are committed i
 that identifies them as copies. Failures here do not affect the job. Four things end the mirror for good: another
 claim; a row below its own copy, because the database was restored and only the copy shows that; another application
 that uses the group, because its offsets must not be overwritten; and a copy of the database, in which the group was
-claimed. Members of the group reveal the application, or an offset that is neither the one that the claim read nor a
-copy of ours; but members may be consumers that had the group before, and are given time to leave. The stamp of a later
+claimed. Members of the group reveal the application, and so does an offset that is neither a copy of ours nor what the
+claim read; but members may be consumers that had the group before, and are given time to leave. The stamp of a later
 claim reveals the copy of the database, if our rows, read after it, are still ours.
 Kafka is asked before each commit. It can't compare and commit at once, so a foreign commit in between is overwritten.
 """
@@ -35,7 +35,7 @@ INTERVAL: Final = 5.0
 """Seconds from one commit to the next, by default."""
 
 LEAVING = 60.0
-"""Seconds for which consumers that had the group may be members in Kafka: until a killed one's session has timed out.
+"""Seconds for which consumers that had the group may be members in Kafka: until a killed member's session times out.
 
 librdkafka's default of ``session.timeout.ms`` is 45 s.
 """

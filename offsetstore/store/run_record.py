@@ -72,7 +72,7 @@ def new_run(owner: str, topics: Collection[str]) -> NewRun:
 class RunRecord:
     """An observer of one claim, which keeps the latest in memory until it is saved.
 
-    :param of_member: whether the claim is that of a member of a fleet.
+    :param of_member: whether the claim is a fleet's member.
     """
 
     def __init__(self, group: str, token: Token, *, of_member: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The ways to use a session of the database: one transaction, one that fences a group's job, or one read."""
+"""The ways to use a session of the database: a transaction, a transaction that fences a group's job, or a read."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def repeat(
                 raise
             wait = retries.wait(attempt)
             store.observers.on(Retried(group=group, attempt=attempt, error=error, wait=wait))
+            # Frames hold the locals of the attempt, such as a batch: none are kept while this waits (decision 0100).
             without_frames(error)
         time.sleep(wait)
         attempt += 1

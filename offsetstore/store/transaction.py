@@ -129,14 +129,12 @@ class Transaction:
 
         :param terms: `Claim.terms` as they were when the records were read; by default as they are now. A member of a
             fleet may have lost a partition since then, and taken it again at another offset.
-        :param gone: records that Kafka no longer has. Dead letters of other records are superseded: the job reads these
-            again.
+        :param gone: records that Kafka no longer has. Letters of others are superseded: the job reads these again.
         :param in_sequence: whether later records of a key with an open dead letter wait, as letters too. Otherwise open
             letters below the ranges' ends are overtaken from now on.
         :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
-        :raises PartitionLost: another member of the fleet has a partition, which the claim then no longer has; or the
-            claim has another term of it.
+        :raises PartitionLost: another member of the fleet has a partition, or the claim has another term of it.
         :raises OffsetGap: a range begins above its stored offset.
         :raises LockTimeout: see `OffsetStore.transaction`.
         :raises ConfigurationError: a partition of a topic that the claim does not have.
@@ -149,8 +147,7 @@ class Transaction:
         try:
             self._is_in_sequence = in_sequence
             locks.lock(ranges, terms or {})
-            # With manual marking the ranges are only delivered: the marks tell later how much of them is stored.
-            if not locks.is_manual:
+            if not locks.is_manual:  # else the ranges are only delivered: the marks tell how much is stored
                 self._settle_ahead(session, locks.remaining, gone)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
@@ -240,7 +237,7 @@ class Transaction:
         :param metadata: one value for all partitions of the call; ``None`` clears it. By default, what
             `Claim.store_metadata` was given for a partition, else it is kept. A partition whose range is in the results
             already keeps what it has: that belongs to a later offset.
-        :raises AdvanceMismatch: another range, a partition that was not locked, or one that was advanced already.
+        :raises AdvanceMismatch: another range, or a partition that was not locked or was advanced already.
         :raises MetadataError: see `offsetstore.Metadata`.
         :raises StaleClaim: the rows changed under the lock, which only your own SQL in this transaction can do.
         """
@@ -353,6 +350,7 @@ class Transaction:
             self._raise_ours(problem)
             raise
         if error is not None:
+            # Asked while the session is open. User code may have other connections, whose errors stay as they are.
             is_of_session = session.may_have_raised(error)
             session.rollback()
             if is_of_session:

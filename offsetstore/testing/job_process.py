@@ -160,6 +160,7 @@ class JobProcess:
                 if len(matching) >= count:
                     return matching[count - 1]
                 left = deadline - time.monotonic()
+                # The output of a process that has ended is read to its end first: the event may be in it.
                 if left <= 0 or (
                     self.exit_status is not None and not any(reader.is_alive() for reader in self._readers)
                 ):

@@ -80,7 +80,7 @@ class MemoryTransaction:
     def __init__(self, shared: Shared, name: str, lock_timeout: float | None) -> None:
         self.name = name
         self.terminates: tuple[float, str] | None = None
-        """The `time.monotonic` from which it ends those that block it, and the prefix of their names."""
+        """When it begins to end transactions that block it (`time.monotonic`), and the prefix of their names."""
         self.connection = MemoryConnection(self)
         self.was_ended = False
         """Whether user code has tried to end the transaction."""
@@ -197,6 +197,7 @@ class MemoryTransaction:
             self._shared.changed.wait(min(wakes) - now if wakes else None)
             self._check_alive()
         locks = self._shared.held.setdefault(key, {})
+        # FOR SHARE after FOR UPDATE does not weaken the lock.
         locks[self] = locks.get(self, False) or not share
 
     def has_lock(self, *key: object) -> bool:
