@@ -98,7 +98,7 @@ _REFUSED: Final = 300.0  # seconds in which Kafka may refuse requests once it ha
 _TAKEOVER: Final = 30.0  # seconds to wait for a transaction of an earlier relay
 _PATIENCE: Final = 60.0  # seconds that `Relay.drain` waits for topics that are blocked
 _SILENCE: Final = 60.0  # seconds without an answer of the database, beyond the time for locks: a proxy may forget
-# Seconds for which a relay that is to stop waits for the database or Kafka; then it leaves, which is safe as a kill.
+# Seconds for which a relay that is to stop waits for the database or Kafka; then it leaves, as safe as by a kill.
 _LEAVING: Final = 20.0
 _LATE_FENCES: Final = 3  # times that Kafka may end the producer at the start, although the token is ours
 _RETRIES: Final = Retries(shortest=0.1, longest=10.0)
@@ -687,7 +687,6 @@ class _Ahead:
         return len(ids) + len(self.aside) == len(self.sent) and {*ids} | self.aside == {*self.sent}
 
     def is_of(self, step: ReadRows) -> bool:
-        """Whether it is the answer to this step."""
         return step.only is None and step.but == self.but and self.is_rest(step.without)
 
 

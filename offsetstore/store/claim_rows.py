@@ -32,7 +32,6 @@ class ClaimRows:
         self._ignored = frozenset(ignored)
 
     def has(self, tp: TopicPartition) -> bool:
-        """Whether the claim reads the partition."""
         return tp.topic in self._topics and tp not in self._ignored
 
     def read(self) -> dict[TopicPartition, StoredOffset]:

@@ -92,7 +92,6 @@ class Notes:
         return {**{tp: kept.text for tp, kept in stored.items() if tp not in self._written}, **given}
 
     def not_written(self, texts: Mapping[TopicPartition, Text]) -> dict[TopicPartition, Text]:
-        """Those of the texts whose partition `write` has not been called for."""
         return {tp: text for tp, text in texts.items() if tp not in self._written}
 
 

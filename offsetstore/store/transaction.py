@@ -301,7 +301,6 @@ class Transaction:
         return session
 
     def _store_marks(self, session: Session) -> None:
-        """Advance to the marks."""
         ranges = self.marks.ranges()
         self._settle_ahead(session, ranges)
         self._move_all(session, ranges, self._notes.at_advance(self.marks.offsets, self.marks.texts))

@@ -90,7 +90,7 @@ def copy_database(server: PostgresServer, name: str, *, template: str) -> str:
     from offsetstore.postgres.statements import TAKE_HOME  # noqa: PLC0415
 
     url = server.create_database(name, template=template)
-    # A claim would refuse the copy as `StoreMoved`: it knows that it is in another database (decision 0050).
+    # A claim would refuse the copy as `StoreMoved`: its home is still the template (decision 0050).
     server.sql(TAKE_HOME.replace("{s}", ""), database=name)
     return url
 

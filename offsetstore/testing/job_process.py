@@ -127,17 +127,14 @@ class JobProcess:
 
     @property
     def jvm_runs(self) -> bool:
-        """Whether its Java runs."""
         # Its command line names our jars; a process id alone may be another process's by now.
         return bool(self.jvm) and is_process_of(self.jvm, cache_directory())
 
     @property
     def end_of_log(self) -> str:
-        """The last lines of its output."""
         return tail(self.log, lines=30)
 
     def write(self, line: str) -> None:
-        """Send a line to its standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()

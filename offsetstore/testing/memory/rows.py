@@ -137,7 +137,6 @@ class MemoryTransaction:
             return self._changes.copy()
 
     def go_back(self, saved: Changes) -> None:
-        """Undo what was written since."""
         with self.statement():
             self._changes = saved.copy()
 

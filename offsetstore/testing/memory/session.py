@@ -269,7 +269,6 @@ class MemorySession(LetterMemory):
             return new
 
     def _ours(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
-        """The partitions whose rows still have the token."""
         return [tp for tp, row in self.rows(group).items() if tp in partitions and row.token == token]
 
     def _set(self, group: str, tp: TopicPartition, **values: Any) -> None:
