@@ -118,8 +118,7 @@ class Member(Claim):
         for tp in sorted(wanted):
             self._require_topic(tp, "member.assign")
         self.require_open()
-        # Before they are taken, or a transaction could find a new row beside what is kept of the former term (decision
-        # 0090).
+        # Before they are taken: a transaction could find a new row beside what is kept of an old term (decision 0090).
         self.release(wanted)
         if not wanted:
             return StartingOffsets({})
@@ -138,7 +137,7 @@ class Member(Claim):
         return acquired.starting
 
     def _proven(self, confirmed: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
-        """The logs that have been too short for longer than a new leader may not know their ends.
+        """The logs that have been too short for so long that a new leader does not explain it.
 
         Leaders change when members come and go, and what is recorded stays until an operator resets (decision 0090).
         """
@@ -387,7 +386,7 @@ def _holding(
     partitions: Collection[TopicPartition],
     new: Mapping[TopicPartition, int] | None = None,
 ) -> Generator[tuple[Session, Collection[TopicPartition]]]:
-    """Hold the rows of partitions and a share of the group's row; end what holds them for ``timeout`` seconds.
+    """Hold the partitions' rows and a share of the group's row; end what keeps the former for ``timeout`` seconds.
 
     :param new: where partitions start that may have no rows; the block gets the partitions whose rows were made.
     :raises StaleClaim: the group is no longer the fleet's.

@@ -115,7 +115,7 @@ class Heartbeat:
         self._on_asked(None)
         if not is_ours and not self._beats.is_stopping:
             self._on_lost()
-        # In a transaction of its own: a missing grant, or a locked table, must not make it look dead (decision 0041).
+        # In a transaction of its own: a missing grant or locked table must not make the job look dead (decision 0041).
         if not self._beats.is_stopping:
             self._run.save(self._transaction, is_over=has_ended)
         return is_ours
