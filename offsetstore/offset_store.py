@@ -94,11 +94,11 @@ _P = TypeVar("_P", bound=Plan)
 class OffsetStore:
     """Offsets in a SQL database, in the transaction of the results. Threads may share it; processes may not.
 
-    Decisions (`reset`, `pause`, `discard` and so on) have some arguments in common. ``reason`` is for those who read
-    the history, ``actor`` is who decides, by default user, host and process. ``dry_run`` locks and writes nothing, and
+    Decisions (`reset`, `pause`, `discard` and so on) have some arguments in common. ``reason`` is for readers of the
+    history, ``actor`` is who decides, by default user, host and process. ``dry_run`` locks and writes nothing, and
     returns what would be done now; ``if_plan`` is the ``digest`` of that: do what it has shown, or nothing. A live job
-    is fenced or, with ``takeover="refuse"``, the decision is refused; ``takeover_timeout`` is how many seconds a job's
-    open transaction is waited for before its connection is terminated.
+    is fenced or, with ``takeover="refuse"``, the decision is refused; ``takeover_timeout`` is how many seconds to wait
+    for a job's open transaction before its connection is terminated.
 
     A decision without a reason is a `ConfigurationError`. `PlanChanged`: the plan is not ``if_plan``. `GroupBusy`: a
     job is live, and was to be spared. `LockTimeout`: another transaction holds the rows for longer than
@@ -209,8 +209,9 @@ class OffsetStore:
         except OffsetStoreError as error:
             error.while_(f"claiming group {group!r} for {', '.join(request.topics)}")
             raise
-        # One that is closed, and well, is let go: it holds what it started from, of ten thousand partitions 10 MB.
-        self._claims = [*(one for one in self._claims if not one.is_closed or one.close_error is not None), claim]
+        # Claims that closed without an error are let go: each holds its start, 10 MB for ten thousand partitions.
+        kept = [earlier for earlier in self._claims if not earlier.is_closed or earlier.close_error is not None]
+        self._claims = [*kept, claim]
         return claim
 
     def transaction(
@@ -307,7 +308,7 @@ class OffsetStore:
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def groups(self) -> list[ListedGroup]:
-        """All groups that were ever claimed, by name; those that were renamed or deleted too, without partitions."""
+        """All groups that were ever claimed, by name; renamed and deleted ones are included, without partitions."""
         return ask(self.database, read_groups)
 
     def copy_group(
@@ -322,9 +323,9 @@ class OffsetStore:
     ) -> NewName:
         """Give another name the offsets of a group, with their metadata: for a second job from there on.
 
-        The group and its job are left alone. The offsets are those of one moment: of a batch, those of all partitions
-        or of none. They are pinned, so that they count more than what Kafka has under the new name. Dead letters and
-        a stateful query's batch marks are not copied: the group's job replays the letters, and the new job begins above
+        The group and its job are left alone. The offsets are copied as of one moment: of a batch, for all partitions or
+        for none. They are pinned, so that they count more than what Kafka has under the new name. Dead letters and a
+        stateful query's batch marks are not copied: the group's job replays the letters, and the new job begins above
         their records.
 
         :param new: a name that has no offsets.
@@ -371,10 +372,10 @@ class OffsetStore:
     ) -> DeletedGroup:
         """Delete a group: its offsets and their metadata, batch marks, dead letters, failed attempts, and its pause.
 
-        Stop its job first, and its supervisor. A job that still runs is fenced, and brings nothing back, but the next
-        one begins as that of a new group does, by its `StartPolicy`, and writes the results of what it reads again.
-        Copies of the deleted offsets in Kafka don't count, what another application commits there does. The name and
-        its history stay, and the results are yours. Remove a kept checkpoint, ``<base>/<group>/kept``, and one of the
+        Stop its job first, and its supervisor. A job that still runs is fenced, and brings nothing back. But the next
+        job starts as in a new group, by its `StartPolicy`, and writes the results of what it reads again. Copies of the
+        deleted offsets in Kafka don't count; what another application commits there does. The name and its history
+        stay, and the results are yours. Remove a kept checkpoint, ``<base>/<group>/kept``, and a checkpoint of the
         query's own: it would repeat its last batch. Only the tables' owner may delete.
 
         :param takeover: ``"refuse"`` if a job is live, or ``"fence"`` it.
@@ -406,7 +407,7 @@ class OffsetStore:
         dry_run: bool = False,
         if_plan: str | None = None,
     ) -> PauseDecided:
-        """Pause a group: the sink of its running job waits before its next batch, as does that of a later job.
+        """Pause a group: the sink of its running job, or of a later one, waits before its next batch.
 
         A batch that is being computed is still written. The job keeps its claim, and nothing is locked while it waits.
         A second pause replaces the first; a reset or a rename keeps it. Transactions of your own don't wait.
@@ -451,6 +452,7 @@ class OffsetStore:
         :raises LockTimeout: a claim or another decision takes longer than `Timeouts.lock`.
         """
         done = self._decide(MoveStore(), reason, actor, dry_run=dry_run, if_plan=if_plan)
+        # It reads the identity again, which the database object keeps.
         self.database.check_schema()
         return done
 
@@ -494,7 +496,7 @@ class OffsetStore:
     def find_metadata(
         self, group: str, topic: str, partition: int | None = None, *, formats: Formats = None
     ) -> object | dict[TopicPartition, object]:
-        """The metadata of one partition, or by partition of all those of the topic that have a stored offset.
+        """The metadata of one partition, or of all the topic's partitions that have a stored offset.
 
         It needs no claim, and takes one query.
 
@@ -503,8 +505,8 @@ class OffsetStore:
         :raises MetadataError: the deserializer fails.
         """
         rows = self._read(lambda session: session.read_metadata(group, topic, partition))
-        found = {tp: load(formats, tp, row.text) for tp, row in rows.items()}
-        return found if partition is None else found.get(TopicPartition(topic, partition))
+        values = {tp: load(formats, tp, row.text) for tp, row in rows.items()}
+        return values if partition is None else values.get(TopicPartition(topic, partition))
 
     def write_metadata(
         self,
@@ -520,7 +522,7 @@ class OffsetStore:
 
         No job is fenced. A running job's transaction on that partition is waited for. After that, the job's reads with
         ``cache=False`` return the new value, its cached reads the one from when it claimed the group; its next advance
-        keeps the new value, unless it writes one of its own.
+        keeps the new value, unless it writes another.
 
         :param value: ``None`` clears it.
         :param formats: as for `claim`; by default JSON.
@@ -553,12 +555,13 @@ class OffsetStore:
         """Read a part of the list of dead letters, the newest first.
 
         :param state: one or several; by default all.
-        :param sqlstate: this one and those that follow take ``""`` for letters without one.
+        :param sqlstate: ``""`` finds letters without one; likewise for ``table``, ``constraint`` and ``column``.
         :param after: the ``next`` of the page before.
         :param contents: read keys, values, headers, texts and tracebacks too; a page then ends after 64 MB, if not
             before. They are not read otherwise: ``payload`` is ``None`` and the error's text is ``""``.
-        :param within: bound the time of a filter that few letters fit: look at so many letters in these states only,
-            and return those that fit. The page may then be empty although it has a ``next``. Not with ``contents``.
+        :param within: bound the time of a filter that few letters match: look at no more than this many letters in
+            these states, and return those that match. The page may then be empty although it has a ``next``. Not with
+            ``contents``.
         :raises ConfigurationError: an argument is invalid.
         :raises MissingPrivilege: ``contents``, and a role that may not read them.
         """
@@ -577,10 +580,10 @@ class OffsetStore:
     ) -> Letter:
         """Read one dead letter.
 
-        :param topic_id: if the topic was deleted and created again, which one; by default that of the newest letter.
-        :param contents: as for `letters`, but read them unless told otherwise.
+        :param topic_id: which topic, if it was deleted and created again; by default that of the newest letter.
+        :param contents: as for `letters`, but ``True`` by default.
         :raises UnknownLetter, UnknownGroup: there is none.
-        :raises TypeError: that is no partition, or no offset.
+        :raises TypeError: the partition is not a `TopicPartition`, or the offset not a number.
         :raises MissingPrivilege: ``contents``, and a role that may not read them.
         """
         return read_letter(self.database, group, LetterKey(topic_partition, offset, topic_id), contents=contents)
@@ -603,10 +606,10 @@ class OffsetStore:
         limit: int = 100,
         within: int | None = None,
     ) -> list[ErrorGroup]:
-        """Group dead letters by their errors, those of the most letters first.
+        """Group dead letters by their errors, the most frequent error first.
 
-        :param state: as for `letters`; by default those whose record is not in the results, and may still get there.
-        :param within: bound the time: look at the newest so many letters in these states only.
+        :param state: as for `letters`; by default the states of letters whose record may still get into the results.
+        :param within: bound the time: look only at this many of the newest letters in these states.
         """
         states = () if state is None else (state,) if isinstance(state, str) else tuple(state)
         which = LetterFilter(states, topic=topic)
@@ -627,14 +630,14 @@ class OffsetStore:
     ) -> LettersDecided:
         """Have dead letters replayed: the group's job puts their records through its transform and writers once more.
 
-        A running job does so within seconds, another one when it starts. What fails again is ``dead`` again. A letter
+        A running job does so within seconds, a later one when it starts. What fails again is ``dead`` again. A letter
         that follows another one of its sequence waits for that.
 
-        :param which: a letter, as `letters` returns it or its `LetterKey`, several of them, or a `LetterFilter`, of
-            which those that are ``dead`` are chosen, in the order of partition and offset. All letters that are named
-            must be fit for it, or nothing is written.
+        :param which: a letter, as `letters` returns it or its `LetterKey`, several of them, or a `LetterFilter`, which
+            chooses the ``dead`` letters that match, in the order of partition and offset. If a letter that is named
+            can't be replayed, nothing is written.
         :param forced: even where rows of later records may be replaced by older ones.
-        :param limit: choose so many at most; `LettersDecided.more` tells if there are others.
+        :param limit: choose at most this many; `LettersDecided.more` tells if there are others.
         :param if_plan: the ``digest`` of a dry run: decide about the letters that it has shown, as they were, or about
             none.
         :raises UnknownLetter: there is no such letter.
@@ -673,9 +676,9 @@ class OffsetStore:
         dry_run: bool = False,
         if_plan: str | None = None,
     ) -> LettersDecided:
-        """Give dead letters up, also those that were requested: their records stay out of the results.
+        """Give up dead letters, requested ones too: their records stay out of the results.
 
-        :param which: as for `request_replay`; of a filter, those that are ``dead`` or ``requested``.
+        :param which: as for `request_replay`; a filter chooses letters that are ``dead`` or ``requested``.
         :param erase: delete their contents: key, value, headers, texts, and the digest of the key. Also of letters that
             are settled, which keep their state. The bytes remain in the database's files until VACUUM, and in backups.
         :raises UnknownLetter, LetterSettled, ConfigurationError: as for `request_replay`, like the other parameters.
@@ -697,16 +700,16 @@ class OffsetStore:
         dry_run: bool = False,
         if_plan: str | None = None,
     ) -> LettersPruned:
-        """Delete dead letters that were replayed, discarded or superseded longer ago. Others are never deleted.
+        """Delete old dead letters that were replayed, discarded or superseded. Others are never deleted.
 
         It needs DELETE on the table ``dead_letters``, which a job's role is not granted.
 
-        :param older_than: by the database's clock.
+        :param older_than: how long ago that was at least, by the database's clock.
         :param states: only some of those three.
-        :param limit: delete so many at most; `LettersPruned.more` tells if there are others.
+        :param limit: delete at most this many; `LettersPruned.more` tells if there are others.
         :param dry_run: delete nothing; count them. This needs no DELETE.
         :param if_plan: the ``digest`` of a dry run: delete as many as it has counted, or none.
-        :raises PlanChanged: the plan is not ``if_plan``; nothing was deleted.
+        :raises PlanChanged: the plan is no longer ``if_plan``; nothing was deleted.
         :raises MissingPrivilege: the role may not delete letters.
         :raises ConfigurationError: another state, or an argument is invalid.
         :raises UnknownGroup, GroupRenamed: as for `request_replay`.
@@ -721,11 +724,11 @@ class OffsetStore:
 
         :param topic: only of this topic.
         :param after: continue after the row with this id.
-        :param limit: so many at most.
+        :param limit: return at most this many.
         :raises ConfigurationError: an argument is invalid, or the store is in memory.
         """
         check_whole("limit", limit, "rows", least=1)
-        return ask(self.database, lambda one: read_refused(one, group, topic=topic, after=after, limit=limit))
+        return ask(self.database, lambda session: read_refused(session, group, topic=topic, after=after, limit=limit))
 
     def retry_refused(
         self,
@@ -739,13 +742,13 @@ class OffsetStore:
         dry_run: bool = False,
         if_plan: str | None = None,
     ) -> RefusedDecided:
-        """Put outbox rows that Kafka refuses back, after all that is in the outbox: the relay sends them again.
+        """Put outbox rows that Kafka refuses back, behind all that is in the outbox: the relay sends them again.
 
         The role must own the tables, or have DELETE and UPDATE on ``outbox_refused`` and INSERT on ``outbox``.
 
-        :param ids: only these, as `refused_rows` has them; ``None`` for all of the group.
+        :param ids: only these, as `refused_rows` returns them; ``None`` for all of the group.
         :param topic: only of this topic.
-        :param limit: so many at most; `RefusedDecided.more` tells how many others there are.
+        :param limit: at most this many; `RefusedDecided.more` tells how many others there are.
         :param if_plan: the ``digest`` of a dry run: decide about the rows that it has shown, or about none.
         :raises ConfigurationError: an argument is invalid, or a row is not set aside.
         :raises UnknownGroup: the group was never claimed.
@@ -782,7 +785,7 @@ class OffsetStore:
         dry_run: bool = False,
         if_plan: str | None = None,
     ) -> RefusedDecided:
-        """Take rows that wait out of the outbox, into those that Kafka refuses: they may block others of their topic.
+        """Move waiting rows from the outbox to those that Kafka refuses: they may block others of their topic.
 
         Parameters and errors as `retry_refused`. Rows that a relay is sending are left out: they may be in Kafka.
         """
@@ -808,8 +811,8 @@ class OffsetStore:
         :param since: only those since then.
         :param events: only these, such as ``["reset", "pause"]``; see `HistoryEvent`.
         :param topic_partition: only those about this partition alone.
-        :param limit: only so many, the last ones.
-        :param before: only those with a lower ``id``: to go back page by page, that of the page's first line.
+        :param limit: only the last ones, at most this many.
+        :param before: only those with a lower ``id``: to go back page by page, pass the first line's ``id``.
         :raises ConfigurationError: an argument is invalid.
         """
         check_history(since, events, limit)
@@ -836,7 +839,7 @@ class OffsetStore:
 
         Of each group the newest thousand are kept.
 
-        :param limit: only so many, the last ones.
+        :param limit: only the last ones, at most this many.
         :raises ConfigurationError: an argument is invalid.
         """
         check_limit(limit, "runs")
@@ -855,8 +858,8 @@ class OffsetStore:
         A running job writes its errors with its next heartbeat, at most five seconds later.
 
         :param since: only those since then.
-        :param sources: only those from there, such as ``["batch"]``; see `JobError`.
-        :param limit: only so many, the last ones.
+        :param sources: only those from these sources, such as ``["batch"]``; see `JobError`.
+        :param limit: only the last ones, at most this many.
         :raises ConfigurationError: an argument is invalid.
         """
         check_errors(since, sources, limit)
@@ -891,14 +894,15 @@ class OffsetStore:
         The store is read first, without a lock, then Kafka. Lags in time are left out: `lag` finds these.
 
         :param broker: asked for the logs' ends and the committed offsets. If it can't answer, what is stored is
-            returned all the same; of a topic or group that it does not have, the error is in its part.
+            returned all the same; for a topic or group that it does not have, the error takes its place.
         :param kafka_group: the group to look up in Kafka, if it is not ``group``.
         :raises StoreUnavailable: the connection was lost, or the server can't serve it.
         :raises LockTimeout: as `lag` does.
         """
         stored = ask(self.database, lambda session: read_group(session, group), lock_timeout=self.timeouts.lock)
         names = {} if kafka_group is None else {group: kafka_group}
-        asked = broker if stored.partitions.get(group) else None  # Kafka has nothing to compare with no offset
+        # Without stored offsets there is nothing to compare, so Kafka is not asked.
+        asked = broker if stored.partitions.get(group) else None
         return measure(stored, asked, names, in_time=False).groups.get(group)
 
     def lag(
@@ -912,16 +916,17 @@ class OffsetStore:
 
         The store is read first, in one round trip, then Kafka, where the number of round trips depends neither on the
         partitions nor on the groups' lags. It needs DESCRIBE of the topics and groups; with READ of the topics it can
-        tell the lag in time of a few partitions that have a bound otherwise. If Kafka can't answer, what is stored is
-        returned all the same; of a topic or group that it does not have, the error is in its part.
+        tell the lag in time of a few partitions that otherwise only have a bound. If Kafka can't answer, what is stored
+        is returned all the same; for a topic or group that it does not have, the error takes its place.
 
-        :param groups: ``None`` for all that were ever claimed; those that the store does not know are left out.
-        :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+        :param groups: ``None`` for all that were ever claimed; groups that the store does not know are left out.
+        :param kafka_groups: the names in Kafka of groups that have another name there, by the name in the store.
         :raises StoreUnavailable: the connection was lost, or the server can't serve it.
         :raises LockTimeout: a table is locked, by a migration for example, for longer than `Timeouts.lock`.
         """
         before = time.time()
         stored = ask(self.database, lambda session: read_overview(session, groups), lock_timeout=self.timeouts.lock)
+        # The database's clock was read about halfway through the round trip.
         skew = stored.at.timestamp() - (before + time.time()) / 2
         return replace(measure(stored, broker, kafka_groups or {}), clock_skew=skew)
 
@@ -945,8 +950,8 @@ class OffsetStore:
         """The samples of each of these groups, oldest first, from the last hour every 10 s, day 60 s, month 30 min.
 
         :param span: up to now, at most 31 days. The finest of those three that covers it is read.
-        :param points: at most so many of each group, evenly spaced. `Selection.every` of the same arguments tells how
-            far they are apart.
+        :param points: at most this many for each group, evenly spaced. `Selection.every` with the same arguments tells
+            how far apart they are.
         :raises ConfigurationError: an argument is invalid.
         :raises StoreUnavailable: the connection was lost, or the server can't serve it.
         """
@@ -954,7 +959,7 @@ class OffsetStore:
         return ask(self.database, lambda session: read_samples(session, groups, selection))
 
     def facts(self) -> StoreFacts:
-        """Read what the store itself is like: its server and tables, and its oldest open transaction.
+        """Read facts about the store itself: its server, its tables, and its oldest open transaction.
 
         It takes one round trip. A role needs SELECT on ``offsetstore_version`` only.
         """
@@ -986,6 +991,7 @@ class OffsetStore:
             with not_hiding(claim.close_error):
                 claim.close()
 
+        # All of it is closed whatever is raised: the claims in their order, and the database after them.
         with ExitStack() as closing:
             closing.callback(self.database.close)
             for claim in reversed(self._claims):

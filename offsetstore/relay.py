@@ -1,6 +1,7 @@
 """The relay: produces the outbox to Kafka, each row exactly once for ``read_committed`` readers.
 
-What it does next, and why that is exact, is `offsetstore.protocol.outbox.relaying`. Here each step is done.
+`offsetstore.protocol.outbox.relaying` decides what it does next, and says why that is exact (decision 0095). Each step
+is carried out here.
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ _RENEW: Final = 240.0
 _REFUSED: Final = 300.0  # seconds in which Kafka may refuse requests once it has taken some: brokers restart
 _TAKEOVER: Final = 30.0  # seconds to wait for a transaction of an earlier relay
 _PATIENCE: Final = 60.0  # seconds that `Relay.drain` waits for topics that are blocked
-_SILENCE: Final = 60.0  # seconds without an answer of the database, beyond those of its locks: a proxy may forget
-_LEAVING: Final = 20.0  # seconds until a relay that is told to stop no longer waits for the database or Kafka
+_SILENCE: Final = 60.0  # seconds without an answer of the database, beyond the time for locks: a proxy may forget
+# Seconds for which a relay that is to stop waits for the database or Kafka; then it leaves, as safe as by a kill.
+_LEAVING: Final = 20.0
 _LATE_FENCES: Final = 3  # times that Kafka may end the producer at the start, although the token is ours
 _RETRIES: Final = Retries(shortest=0.1, longest=10.0)
 
@@ -177,7 +179,8 @@ class Relay:
         self._blocked_since: float | None = None
         self._topics = Topics(most)
         self._portions = Portions()
-        self._deletions = Portions()  # slow ones say nothing of what can be read
+        # Counted apart: a deletion that is too slow says nothing of what can be read (decision 0095).
+        self._deletions = Portions()
         self._waits: dict[PostgresSession, float] = {}  # sessions of the database, and until when to wait for each
 
     @property
@@ -188,8 +191,8 @@ class Relay:
     def stop(self) -> None:
         """Let `run` return, with everything it has sent deleted, and for good. Any thread may call it.
 
-        It takes a second or two; if the database or Kafka does not answer, 20 seconds, after which what waits for them
-        is left behind, as by a kill: the next relay goes on from there.
+        It takes a second or two. If the database or Kafka does not answer, it takes 20 seconds, and then leaves behind
+        what waits for them, as a kill does: the next relay goes on from there.
         """
         self._stopping.set()
 
@@ -197,7 +200,7 @@ class Relay:
         """Produce rows until `stop` is called, through outages of the database and of Kafka once it has begun.
 
         :raises RelayFenced: another relay has taken over.
-        :raises OutboxUncertain: whether the last batch is in Kafka can't be told.
+        :raises OutboxUncertain: it is unknown whether the last batch is in Kafka.
         :raises OffsetStoreError: at the start, an outage; later, what does not pass: Kafka refuses a transaction
             (`BrokerRefused`), the role lacks a privilege (`MissingPrivilege`), rows can't be deleted (`SinkError`).
         """
@@ -220,7 +223,7 @@ class Relay:
     def drain(self) -> None:
         """Produce what is in the outbox now, and return when it is empty. Raises as `run`, and in an outage too.
 
-        If a topic is blocked, as one that is missing, it is waited for a minute.
+        If a topic is blocked, because it is missing for example, this waits a minute for it.
         """
         self._run_recorded(self._record_of_run(), ends_at_rest=True)
 
@@ -316,7 +319,7 @@ class Relay:
             self._observers.on(OutboxBlocked(group=self.group, topic=topic, row=row, error=why))
 
     def _is_drained(self) -> bool:
-        """Whether nothing is left to be sent, and we were to drain.
+        """Whether this is `drain`, and nothing is left to be sent.
 
         :raises TopicMissing, BrokerRefused: a topic has been blocked for a minute.
         """
@@ -338,7 +341,7 @@ class Relay:
         )
 
     def _renew(self) -> None:
-        """Set Kafka's mark again if it is time, also while the database does not answer, or all topics are blocked."""
+        """Set Kafka's mark again if it is time, even while the database does not answer or all topics are blocked."""
         outlet = cast("Outlet", self._outlet)
         if self._has_to_renew() and outlet.kept is not None:
             with suppress(BrokerError):  # the next batch tells
@@ -375,13 +378,15 @@ class Relay:
                 self._deleting = step.done
                 if self._has_sent and step.before is not None and not step.refused:
                     self._recording = meanwhile("offsetstore-relay-record", lambda: self._record(step))
-                else:  # at a start, what can't be recorded is not produced, again and again
+                else:
+                    # At a start it is recorded first: what can't be recorded would fill the log with aborted
+                    # transactions (decision 0095).
                     self._record(step)
                     failpoints.reach("outbox_recorded")
             case Send():
                 return self._send(step)
             case WaitForMark():
-                pass  # as is told by `_follow`, which may have to stop
+                pass  # `_follow` waits, because it may have to stop
             case Rest():
                 if self._has_news:
                     self._has_news = False
@@ -394,7 +399,8 @@ class Relay:
 
     def _send(self, step: Send) -> Refusal | None:
         if step.rows:
-            if step.kafka is not None and self._has_to_renew():  # a partition may not be writable for longer than that
+            # First the mark alone: if a partition can't be written to, the batch may take longer than the mark lasts.
+            if step.kafka is not None and self._has_to_renew():
                 cast("Outlet", self._outlet).send(step.kafka, (), before_commit=lambda: None)
                 self._sent_at = time.monotonic()
             self._look_ahead(step.rows)
@@ -427,12 +433,12 @@ class Relay:
         return self._stopping.wait(_TRIAL)
 
     def _tell_wait(self, error: OffsetStoreError, wait: float) -> None:
-        """Tell it; the next rest tells that it is over."""
+        """Report that the relay waits; its next rest reports that this is over."""
         self._has_news = True
         self._observers.on(OutboxWaits(group=self.group, error=error, wait=wait))
 
     def _passes(self, error: OffsetStoreError) -> bool:
-        """Whether to begin again. What Kafka refuses, a new producer or a broker that has started may not refuse."""
+        """Whether to begin again. What Kafka refuses may pass with a new producer, or once a broker has started."""
         if not isinstance(error, BrokerRefused):
             return _passes(error)
         now = time.monotonic()
@@ -441,12 +447,12 @@ class Relay:
         return self._has_sent or now - self._refused_since < _REFUSED
 
     def _check(self) -> None:
-        """Lock the row: a transaction of ours whose COMMIT was not answered may still hold it."""
+        """Compare the token, with the row locked: a transaction of ours whose COMMIT was not answered may hold it."""
         with self._transaction() as session, needing(_RIGHT):
             self._expect_token(people(session))
 
     def _peek(self) -> Standing:
-        """Look at the row; a copy of the store is told here, before it ends the original's relay in Kafka."""
+        """Look at the row; the relay of a copy of the store stops here, before it ends the original's in Kafka."""
 
         def look(session: PostgresSession) -> Any:
             session.identity().expect_home(self._database.schema)
@@ -477,11 +483,10 @@ class Relay:
     def _expect_no_successor(self, error: BrokerError) -> None:
         """Look for another relay after an error of Kafka's.
 
-        Kafka ends the producer of a relay that is replaced, but also that of one whose predecessor is not gone yet:
-        only the token tells which we are.
-
         :raises RelayFenced: another relay has taken over.
         """
+        # Kafka ends the producer of a relay that is replaced, but also of one whose predecessor has fenced a little
+        # late: only the token tells which we are (decision 0095).
         try:
             self._read()
         except RelayFenced as fenced:
@@ -510,21 +515,19 @@ class Relay:
         return rows
 
     def _look_ahead(self, rows: Sequence[OutboxRow]) -> None:
-        """While a full batch is being sent, look for the next one: there are probably more rows.
-
-        Rows of the batch before may still be there: their deletion is perhaps not committed yet.
-        """
+        """While a full batch is being sent, look for the next one: there are probably more rows."""
         sent = [*map(attrgetter("id"), rows)]
         if self._ahead is not None and self._ahead.is_rest(sent):
             return
         self._ahead = None
         if self._is_full:
+            # Rows of the batch before may still be there: their deletion may not be committed yet.
             reader, but, without = self._reader, tuple(self._topics.apart), _ranges(self._deleting, sent)
-            found = meanwhile("offsetstore-relay-look", lambda: reader.look(without, self._most, but=but))
-            self._ahead = _Ahead(sent, but, found)
+            looked = meanwhile("offsetstore-relay-look", lambda: reader.look(without, self._most, but=but))
+            self._ahead = _Ahead(sent, but, looked)
 
     def _expect_recorded(self) -> None:
-        """Wait until what is being recorded is committed, and raise what has kept it from that.
+        """Wait until what is being recorded is committed; raise its error if it failed.
 
         A batch is produced meanwhile, in a transaction that Kafka commits only after this.
         """
@@ -534,7 +537,7 @@ class Relay:
             failpoints.reach("outbox_recorded")
 
     def _end_recording(self) -> None:
-        """Wait until nothing is being recorded, whatever comes of it: later, it would change what a new start reads."""
+        """Wait until nothing is being recorded, even if it fails: later it would change what a new start reads."""
         if self._recording is not None:
             if (error := self._recording.exception()) is not None:
                 without_frames(error)
@@ -565,8 +568,8 @@ class Relay:
                 self._waits[watched[0]] = time.monotonic() + lock_timeout + _SILENCE
                 yield session
         finally:
-            for one in watched:
-                self._waits.pop(one, None)
+            for begun in watched:
+                self._waits.pop(begun, None)
 
     def _watch(self) -> Background:
         watch = Background("offsetstore-relay-watch", self._end_waits, lambda: 0.5)
@@ -575,6 +578,7 @@ class Relay:
 
     def _end_waits(self) -> bool:
         """Break connections on which the database has not answered for too long; see `PostgresSession.sever`."""
+        # No setting of TCP notices a proxy that acknowledges and forgets (decision 0095).
         now = time.monotonic()
         for session, end in [*self._waits.items()]:
             if now >= end:
@@ -614,8 +618,8 @@ class Relay:
             }
             if tx.run(RECORD, token=self._token, ids=as_array(step.ids), cluster_id=step.cluster_id, **changed) != 1:
                 raise self._fenced(tx.first(READ))
-            # Whoever sets rows aside locks our row first, and leaves out those of the batch. A batch that is recorded
-            # for another cluster is one whose rows somebody may have deleted before.
+            # Whoever sets rows aside locks our row first, and leaves out those of the batch (decision 0095). A batch
+            # that is recorded for another cluster may have rows that somebody has deleted before.
             if step.ids and step.cluster_id is None:
                 _expect_here(tx, step.ids)
             if step.refused:
@@ -668,7 +672,7 @@ _RIGHT: Final = ("relay the outbox", RELAY_ROLE)
 class _Ahead:
     """What was looked for while a batch was being sent.
 
-    :param sent: the batch; ``aside`` are those of it that have been set aside since, and ``but`` the topics left out.
+    :param sent: the batch; ``aside`` are its rows that have been set aside since, and ``but`` are the topics left out.
     """
 
     sent: Sequence[int]
@@ -683,7 +687,6 @@ class _Ahead:
         return len(ids) + len(self.aside) == len(self.sent) and {*ids} | self.aside == {*self.sent}
 
     def is_of(self, step: ReadRows) -> bool:
-        """Whether it is the answer to this step."""
         return step.only is None and step.but == self.but and self.is_rest(step.without)
 
 
@@ -696,7 +699,7 @@ def _delete(tx: PostgresSession, ids: Sequence[int]) -> None:
 
 
 def _expect_here(tx: PostgresSession, ids: Sequence[int]) -> None:
-    """Expect that all rows of a batch are still in the outbox: what somebody has set aside must not be sent, too.
+    """Expect that all rows of a batch are still in the outbox: what somebody has set aside must not be sent as well.
 
     :raises TransactionLost: some are not.
     """
@@ -710,10 +713,8 @@ def _expect_here(tx: PostgresSession, ids: Sequence[int]) -> None:
 
 
 def _expect_gone(tx: PostgresSession, ids: Collection[int], gone: int) -> None:
-    """Expect that no rows are left that were deleted: they would be sent again, without end.
-
-    Somebody may have deleted some before.
-    """
+    """Expect that no rows are left that were to be deleted: they would be sent again, without end."""
+    # Somebody may have deleted some before, so the rows that are left count, not those that went.
     if gone < len(ids):
         left = tx.one(LEFT, ids=as_array(ids))
         if left.rows:
@@ -735,8 +736,8 @@ def _ranges(*ids: Sequence[int]) -> str:
     ranges: list[str] = []
     for some in ids:
         if some:
-            gaps = [(one, other) for one, other in pairwise(some) if other - one != 1]
-            firsts = [some[0], *(other for _, other in gaps)]
-            lasts = [*(one for one, _ in gaps), some[-1]]
+            gaps = [(last, first) for last, first in pairwise(some) if first - last != 1]
+            firsts = [some[0], *(first for _, first in gaps)]
+            lasts = [*(last for last, _ in gaps), some[-1]]
             ranges += [f"[{first},{last}]" for first, last in zip(firsts, lasts, strict=True)]
     return f"{{{','.join(ranges)}}}"

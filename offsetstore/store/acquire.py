@@ -55,6 +55,8 @@ _T = TypeVar("_T")
 
 _log = logger(__name__)
 
+# More than one attempt: a loss is evidence only if the last two have seen it, and only the last may restart a topic
+# (decisions 0009 and 0049).
 _RETRIES = Retries(attempts=3, shortest=0.5, longest=1.0)
 AGAIN = "Claim again; the group's history shows whether this claim succeeded."
 # Seconds between two looks at a group that has a live owner.
@@ -70,7 +72,7 @@ _EVENTS = {
 }
 # Recorded even if the offset does not change.
 _DECIDED = {"rewound", "contested"}
-# Kafka's offset must not override these at the next start, until the mirror has overwritten it.
+# Kafka's offset must not override these at the next start, until the mirror has overwritten it (decision 0004).
 _PINS = {
     Reason.RECREATED_RESTART,
     Reason.REWOUND_STORED,
@@ -99,9 +101,9 @@ def until_believed(
     *,
     proven: Callable[[Mapping[TopicPartition, str]], Mapping[TopicPartition, str]] = lambda confirmed: confirmed,
 ) -> _T:
-    """Take the group, or a part of it, and again after an error that may pass; wait for its owner if that is asked for.
+    """Take the group or a part of it, with retries; with ``takeover="wait"`` also while its owner is live.
 
-    :param proven: what is recorded of that which the last attempt has confirmed of logs that lost records.
+    :param proven: selects the losses to record from those that the last attempt has confirmed.
     """
     deadline = time.monotonic() + request.takeover_timeout
     evidence = Evidence()
@@ -131,10 +133,8 @@ def until_believed(
 class Evidence:
     """The logs that lost records, as the attempts of one claim see them: what two in a row have seen is no transient.
 
-    An attempt that broke before it looked has seen nothing, and counts for nothing.
-
-    ``unlocked`` is the latest attempt's first look, before the group was locked; ``tokens`` are those of the rows, and
-    ``doubtful`` is of the latest look.
+    ``unlocked`` is the latest attempt's first look, before the group was locked. ``tokens`` are the tokens of the rows
+    whose logs lost records, and ``doubtful`` is of the latest look.
     """
 
     def __init__(self) -> None:
@@ -146,16 +146,17 @@ class Evidence:
         self.unlocked = LogLook()
 
     def begin(self) -> None:
-        """Another attempt."""
+        """Begin another attempt: what the last one has seen becomes the earlier of two looks."""
+        # An attempt that failed before it looked has seen nothing, and must not stand between two looks.
         if self._has_looked:
             self._former, self._latest = self._latest, {}
         self._has_looked = False
 
-    def note(self, rows: Mapping[TopicPartition, StoredOffset], found: LogLook) -> None:
-        """Note the latest look, and whose rows these were."""
-        self._latest, self._has_looked = found.lost, True
-        self.doubtful = found.doubtful
-        self.tokens = {tp: rows[tp].token for tp in found.lost}
+    def note(self, rows: Mapping[TopicPartition, StoredOffset], looked: LogLook) -> None:
+        """Record the latest look, and whose rows these were."""
+        self._latest, self._has_looked = looked.lost, True
+        self.doubtful = looked.doubtful
+        self.tokens = {tp: rows[tp].token for tp in looked.lost}
 
     @property
     def confirmed(self) -> dict[TopicPartition, str]:
@@ -164,15 +165,16 @@ class Evidence:
 
 
 def _record(store: Connected, group: str, evidence: Evidence, proven: Mapping[TopicPartition, str]) -> None:
-    """Record it for later starts, by which time the log may have grown; this fences nobody."""
-    of_tokens: dict[Token, dict[TopicPartition, str]] = {}  # of a fleet each member has its own
+    """Record the loss for later starts; this fences nobody."""
+    # By the next start the log may have grown past the offset, and nothing would show the loss (decision 0049).
+    by_token: dict[Token, dict[TopicPartition, str]] = {}  # each member of a fleet has a token of its own
     for tp, what in proven.items():
-        of_tokens.setdefault(evidence.tokens[tp], {})[tp] = what
+        by_token.setdefault(evidence.tokens[tp], {})[tp] = what
     name = f"{name_prefix(group)}evidence"
     try:
-        for token, found in of_tokens.items():
+        for token, lost in by_token.items():
             with transaction(store.database, name=name, lock_timeout=store.timeouts.lock) as session:
-                write_evidence(session, group, token, found, actor=this_process(), doubtful=evidence.doubtful)
+                write_evidence(session, group, token, lost, actor=this_process(), doubtful=evidence.doubtful)
     except OffsetStoreError as error:  # the start is refused all the same
         _log.warning("could not record that a log of group %r lost records: %s", group, error)
 
@@ -205,10 +207,10 @@ def ask(
     *,
     is_shared: Callable[[BrokerView], bool] = lambda _: False,
 ) -> Asked:
-    """Find errors here if possible, before this waits for another job's transaction, or ends it.
+    """Ask the database and Kafka before anything is locked: an error found here fences no job and ends no transaction.
 
-    :param is_shared: whether the group is only to be joined: partitions that can't start are then left to whoever takes
-        them, and are ``passed_over`` here.
+    :param is_shared: whether the group is only joined: partitions that can't start are then left to whoever takes them,
+        and are ``passed_over`` here.
     """
     evidence.begin()
     if request.takeover != "fence":
@@ -287,8 +289,8 @@ def _warn_of_copy(request: ClaimRequest, starting: StartingOffsets | None) -> No
 def _follows_fleet(request: ClaimRequest, locked: Locked) -> bool:
     """Whether the last fleet that had the group was one of the group in Kafka that the claim copies its offsets to.
 
-    Jobs may have had it since: one that ends soon after it has fenced a fleet is followed by another, which still finds
-    the fleet's members.
+    Jobs may have had it since: if a job ends soon after it has fenced a fleet, the next job still finds the fleet's
+    members.
     """
     return (
         locked.owner is not None
@@ -343,6 +345,7 @@ def lock_whole(
 ) -> Locked:
     """Lock the group and all of its rows, and resolve where each partition starts."""
     group = request.group
+    # Before any partition's row, as a transaction does, or the two would deadlock.
     before = session.lock_group(group)
     # Once more: the connection may be another one, and the id may have been changed.
     identity = session.identity()
@@ -370,6 +373,7 @@ def resolve_locked(
     view = request.view()
     if view is None:
         return None, None
+    # Changed leader epochs are not asked about here: no lock waits for a consumer (decision 0049).
     evidence.note(rows, look(rows, same_logs(rows, view), None))
     starting = resolve(
         rows,
@@ -386,10 +390,10 @@ def resolve_locked(
 def resolve_again(
     session: Session, request: ClaimRequest, asked: Asked, rows: Mapping[TopicPartition, StoredOffset]
 ) -> StartingOffsets:
-    """Resolve from rows that can't change any more, by what Kafka has answered before: no lock waits for it.
+    """Resolve from locked rows, by Kafka's earlier answer: no lock waits for Kafka.
 
-    A row may have been advanced since. Kafka's answer is compared with the row as it was then, and it starts where it
-    is now.
+    A row may have been advanced since. Kafka's answer is compared with the row as it was then, and the partition starts
+    where the row is now.
     """
     view, store_id = asked.view, asked.identity.store_id
     assert view is not None
@@ -445,6 +449,7 @@ def write_whole(
     """
     group, rows = request.group, locked.rows
     copied = latest_epoch(locked.view.committed.values(), locked.store_id) if locked.view is not None else 0
+    # Above every epoch whose stamp was seen: a restored database would use epochs a second time (decision 0018).
     token = Token(max(locked.epoch, copied) + 1, claim_id)
     owner = this_process()
     fenced = fenced_by_claim(session, group, locked.owner, claim_id)
@@ -457,6 +462,7 @@ def write_whole(
         new = write_starts(
             session, group, token, rows, view=locked.view, starting=locked.starting, looked=evidence.unlocked
         )
+        # Metadata belong to the offset that they were stored with (decision 0032).
         metadata |= {tp: None for tp, row in rows.items() if tp in new and new[tp].next_offset != row.next_offset}
         decided = decisions(rows, locked.starting, token, owner)
         history += checkpoint.annotate(decided, locked.starting, request.policy) if checkpoint else decided
@@ -479,6 +485,7 @@ def write_starts(
     """Write where the partitions start; return the rows that differ from that."""
     new = new_offsets(rows, starting, view, looked)
     session.set_partitions(group, token, new)
+    # A letter is named by its record and its topic's id, so it gets an id that was unknown (decision 0036).
     learned = {tp.topic: new[tp].topic_id for tp, row in rows.items() if tp in new and row.topic_id is None}
     if ids := {topic: topic_id for topic, topic_id in learned.items() if topic_id is not None}:
         session.adopt_letters(group, ids)
@@ -486,7 +493,7 @@ def write_starts(
 
 
 def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:
-    """A supervisor may start a job under its old name again, and the job would read the whole topic again."""
+    # A supervisor may start a job under its old name again, and the job would read the whole topic again.
     if (last := renamed(history)) is not None:
         raise GroupRenamed(f"the group {group!r} was renamed", found=last.reason, expected="a claim by its new name")
 
@@ -543,7 +550,7 @@ def resolve_unlocked(
 
 
 def _is_behind(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView, store_id: uuid.UUID) -> bool:
-    """Whether Kafka has a copy of ours that is beyond its row: only then it matters whether the group was deleted."""
+    """Whether Kafka has a copy of ours beyond its row: only then does it matter whether the group was deleted."""
     beyond = (
         copy for tp, copy in view.committed.items() if tp not in stored or stored[tp].next_offset < copy.next_offset
     )
@@ -553,7 +560,7 @@ def _is_behind(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView, 
 def _caught_up(
     stored: Mapping[TopicPartition, StoredOffset], now: Mapping[TopicPartition, StoredOffset], view: BrokerView
 ) -> dict[TopicPartition, StoredOffset]:
-    """The rows as of Kafka's answer: one that has reached its copy since it was read gets the copy's offset."""
+    """The rows as of Kafka's answer: a row that has reached its copy since it was read gets the copy's offset."""
     rows = dict(stored)
     for tp, row in now.items():
         committed = view.committed.get(tp)
@@ -570,7 +577,7 @@ def new_offsets(
     view: BrokerView,
     looked: LogLook | None = None,
 ) -> dict[TopicPartition, NewOffset]:
-    """Return the rows to write: those that differ from the start.
+    """Return the rows to write, because they differ from where their partitions start.
 
     :param looked: what an earlier look at the logs has shown.
     """
@@ -593,6 +600,7 @@ def new_offsets(
         )
         if not _is_unchanged(row, value):
             new[tp] = value
+    # A row at 0 has lost nothing: if the partition comes back, it is read from its beginning (decision 0004).
     for tp in starting.vanished:
         new[tp] = NewOffset(0, view.topics[tp.topic].topic_id, view.cluster_id, pinned=True)
     return dict(sorted(new.items()))
@@ -607,7 +615,7 @@ def _starts_below_committed(start: Start) -> bool:
 
 
 def _is_unchanged(row: StoredOffset | None, new: NewOffset) -> bool:
-    # A pin or a contest is written again: its epoch must be above those of all copies that were seen.
+    # A pin or a contest is written again: its epoch must be above those of all copies that were seen (decision 0018).
     if row is None or new.pinned or new.contested:
         return False
     return new == (row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested, row.pair, new.suspect)
@@ -632,8 +640,8 @@ def decisions(
 
 
 def decided(starting: StartingOffsets) -> list[TopicPartition]:
-    """Those whose start is a decision of the policy, which what Kafka has must not undo; see `_PINS`."""
-    return [tp for tp, one in starting.starts.items() if one.reason in _PINS or _starts_below_committed(one)]
+    """The partitions whose start is a decision of the policy, which Kafka's offset must not undo; see `_PINS`."""
+    return [tp for tp, start in starting.starts.items() if start.reason in _PINS or _starts_below_committed(start)]
 
 
 def _before(start: Start) -> int | None:

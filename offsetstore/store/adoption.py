@@ -68,7 +68,7 @@ class QueryCheckpoint:
     def annotate(
         self, events: Iterable[HistoryEvent], starting: StartingOffsets, policy: StartPolicy
     ) -> list[HistoryEvent]:
-        """Add to a start's history which batch was adopted, and how the uncertain one was decided."""
+        """Add to a start's history which batch was adopted, and what was decided about the uncertain one."""
         return [line for event in events for line in self._annotate(event, starting, policy)]
 
     def _annotate(self, event: HistoryEvent, starting: StartingOffsets, policy: StartPolicy) -> list[HistoryEvent]:
@@ -99,8 +99,8 @@ class QueryCheckpoint:
 class Adoption:
     """What a claim would take over from the checkpoint of a query.
 
-    ``adopted`` is where the partitions start that the store has no offset of. With a ``refusal`` the claim would adopt
-    nothing: ``adopted`` then holds the partitions that the uncertain batch leaves alone.
+    ``adopted`` is where the partitions without a stored offset start. With a ``refusal`` the claim would adopt nothing:
+    ``adopted`` then holds the partitions that the uncertain batch leaves alone.
     """
 
     checkpoint: QueryCheckpoint
@@ -116,7 +116,7 @@ class Adoption:
 def read_adoption(
     checkpoint: QueryCheckpoint, stored: Mapping[TopicPartition, StoredOffset], on_uncertain: OnUncertain
 ) -> Adoption:
-    """Decide as a claim does what it adopts of the checkpoint, for all its topics."""
+    """Find out what a claim would adopt of the checkpoint, for all its topics."""
     topics = {tp.topic for tp in checkpoint.offsets}
     try:
         return Adoption(checkpoint, stored, checkpoint.starts(StartPolicy(on_uncertain=on_uncertain), stored, topics))
@@ -153,7 +153,7 @@ def read_for(
     if checkpoint is None:
         raise _missing(files.location)
     topics = {tp.topic for tp in checkpoint.offsets}
-    # A topic that was added after the adoption is not in the checkpoint; those in it were adopted then.
+    # A topic that was added after the adoption is not in the checkpoint, whose own topics were adopted then.
     if unknown and not topics & unknown and topics.isdisjoint(known):
         raise ConfigurationError(
             "the checkpoint to adopt belongs to a query that reads other topics",
@@ -292,7 +292,6 @@ class LocalFiles:
         self._path = Path(unquote(urlsplit(location).path) if scheme is not None else location)
 
     def names(self, directory: str) -> list[str]:
-        """See `CheckpointFiles`."""
         try:
             return sorted(path.name for path in (self._path / directory).iterdir())
         except (FileNotFoundError, NotADirectoryError):
@@ -301,7 +300,6 @@ class LocalFiles:
             raise self._unreadable(directory, error) from error
 
     def read(self, path: str) -> str:
-        """See `CheckpointFiles`."""
         try:
             return (self._path / path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -56,7 +56,7 @@ class Letters:
         if not letters:
             return
         locks.has_written = True
-        self.sequences += [(one.topic_partition, one.offset) for one in letters if one.sequence is not None]
+        self.sequences += [(letter.topic_partition, letter.offset) for letter in letters if letter.sequence is not None]
         written = session.write_letters(locks.claim.group, letters)
         _check_count("not all dead letters could be written", written, len(letters), "letters", "dead_letters")
 
@@ -83,12 +83,20 @@ class Letters:
         session = self._locks.locked("tx.letters.lock")
         self._locks.is_replay = True
         locked = session.lock_letters(self._locks.claim.group, [letter.key for letter in letters])
-        return all(locked.get(one.key) == ChosenLetter.of(one) for one in letters)
+        # A person may have decided about a letter since it was read: the replay is then planned again (decision 0036).
+        return all(locked.get(letter.key) == ChosenLetter.of(letter) for letter in letters)
 
     def settle(self, replayed: Sequence[Letter], failed: Mapping[LetterKey, FailedReplay]) -> None:
-        """Mark letters that are locked: those whose rows are written, and those that are dead again."""
+        """Mark locked letters: as replayed if their rows are written, as dead again if not.
+
+        :raises SinkError: not all of them could be marked.
+        """
         session, claim = self._locks.locked("tx.letters.settle"), self._locks.claim
-        done = session.mark_replayed(claim.group, [one.key for one in replayed], actor=claim.owner) if replayed else 0
+        done = (
+            session.mark_replayed(claim.group, [letter.key for letter in replayed], actor=claim.owner)
+            if replayed
+            else 0
+        )
         back = session.return_letters(claim.group, failed, actor=claim.owner) if failed else 0
         if (done, back) != (len(replayed), len(failed)):
             raise SinkError(
@@ -99,14 +107,14 @@ class Letters:
             )
 
     def write_failures(self, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
-        """Write the failed attempts at records that are not stored yet. They are absolute, so it may be repeated."""
+        """Write the failed attempts at records that are not stored yet. The counts are absolute: a retry is safe."""
         session = self._locks.locked("tx.letters.write_failures")
         session.write_failures(self._locks.claim.group, failures)
         for tp, offset in failures:
             self._locks.terms[tp].note_failure(offset)
 
     def note_skipped(self, reasons: Mapping[tuple[TopicPartition, int], str]) -> None:
-        """Write to the history that this transaction passes over these records, and keeps nothing of them."""
+        """Write to the history that this transaction passes over these records and keeps nothing of them."""
         session, claim = self._locks.locked("tx.letters.note_skipped"), self._locks.claim
         events = [
             HistoryEvent("skip", tp, offset, offset + 1, claim.token, claim.owner, writable(reason))
@@ -133,7 +141,7 @@ class Outgoing:
 
 
 def _check_count(what: str, written: int, expected: int, of: str, table: str) -> None:
-    """A trigger may leave out what is inserted, without an error."""
+    # A trigger may leave out what is inserted, without an error.
     if written != expected:
         raise SinkError(
             f"{what}; nothing was written",

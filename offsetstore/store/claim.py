@@ -47,7 +47,8 @@ from offsetstore.store.transaction import Transaction
 from offsetstore.text import logger
 
 Takeover = Literal["fence", "wait", "refuse"]
-_LAST_LOOK = 0.1  # seconds that the last look at the logs gets beside a last copy that has taken all the time
+# Seconds that the last look at the logs gets even if the last copy has taken all the time.
+_LAST_LOOK = 0.1
 _T = TypeVar("_T")
 
 _log = logger(__name__)
@@ -68,9 +69,9 @@ class ClaimRequest:
     checkpoint: CheckpointFiles | None = None
     metadata: Formats = None
     shared: bool = False
-    """Whether it is for a fleet: one is replaced by another whether it lives or not."""
+    """Whether it is for a fleet, which another fleet replaces even while it is live."""
     partitions: frozenset[TopicPartition] | None = None
-    """Those that a member takes; ``None`` for the whole group."""
+    """The partitions that a member takes; ``None`` for the whole group."""
 
     def __post_init__(self) -> None:
         """Check the arguments, before any request.
@@ -106,7 +107,8 @@ class ClaimRequest:
         view, group, timestamp_ms = self.broker.view, self.kafka_group, self.policy.timestamp_ms
         if self.partitions is None:
             return call(view, group, self.topics, timestamp_ms=timestamp_ms)
-        topics = sorted({tp.topic for tp in self.partitions})  # what is wrong with others is not this member's
+        # Other topics are left out: an error of theirs is not this member's.
+        topics = sorted({tp.topic for tp in self.partitions})
         return call(view, group, topics, timestamp_ms=timestamp_ms, partitions=self.partitions)
 
     @property
@@ -171,6 +173,7 @@ class Claim:
         self.starting = acquired.starting
         self.owner = acquired.owner
         self.store_id = acquired.store_id
+        # Eight digits of the id: PostgreSQL keeps 63 bytes of the name, and each transaction adds nine of its own.
         self.name = f"{name_prefix(request.group)}{self.token.epoch}:{self.token.claim_id.hex[:8]}"
         self.checkpoint_base: str | None = None
         self.keeps_checkpoint = False
@@ -259,7 +262,7 @@ class Claim:
         """Do nothing: a job shares its partitions with nobody."""
 
     def note_lost(self, found: Mapping[TopicPartition, str]) -> None:
-        """Record logs that lost records while the job ran, and why that is known: it must not go on in them."""
+        """Record logs that lost records while the job ran, each with the evidence: the job must not go on in them."""
         self._lost = dict(found)
 
     def require_log(self) -> None:
@@ -276,15 +279,15 @@ class Claim:
     def _begin_beside(
         self, request: ClaimRequest, starting: StartingOffsets, *, has_members: bool, after_fleet: bool
     ) -> None:
-        """Begin to watch the logs, and to copy the offsets if that is asked for."""
+        """Begin to watch the logs and, if requested, to copy the offsets."""
         starts = starting.starts
         rows = ClaimRows(self.database, self, self.partitions - starts.keys())
         if request.broker is not None and can_tell(request.broker):
             self._logs = LogWatch(self, rows, request.broker, on_lost=self.note_lost)
         if (broker := request.mirrored_to) is None or request.mirror_every is None:
             return
-        found = {tp: start.committed for tp, start in starts.items() if start.committed is not None}
-        target = MirrorTarget(broker, request.kafka_group, request.mirror_every, found, has_members, after_fleet)
+        committed = {tp: start.committed for tp, start in starts.items() if start.committed is not None}
+        target = MirrorTarget(broker, request.kafka_group, request.mirror_every, committed, has_members, after_fleet)
         stamp = Stamp(self.store_id, self.token.epoch, digest(request.group))
         self.mirror = Mirror(self, rows, stamp, target, self.observers)
 
@@ -316,6 +319,7 @@ class Claim:
         :param keep: for a query with state: ``<base>/<group>/kept``, the same for every claim and never removed. The
             sink then compares the checkpoint with the database; see docs/stateful.md.
         """
+        # A dot too: a group named ".." must not lead out of the directory.
         self.checkpoint_base = f"{base.rstrip('/')}/{quote(self.group, safe='').replace('.', '%2E')}"
         self.keeps_checkpoint = keep
         return f"{self.checkpoint_base}/{'kept' if keep else self.checkpoint_name}"
@@ -385,8 +389,8 @@ class Claim:
                 )
             return load(self.formats, tp, None if term is None else term.metadata)
         own = self.token, tp.topic, tp.partition
-        found = self.read(lambda session: read_own(session, self.group, *own, group_token=self.group_token))
-        return load(self.formats, tp, found.get(tp))
+        texts = self.read(lambda session: read_own(session, self.group, *own, group_token=self.group_token))
+        return load(self.formats, tp, texts.get(tp))
 
     def store_metadata(self, tp: TopicPartition | None, value: object) -> None:
         """Have the next advance of the partition write this value, unless that is given metadata of its own.
@@ -407,8 +411,8 @@ class Claim:
             self._require_topic(tp, "claim.store_metadata")
         texts = dump(self.formats, self.partitions if tp is None else [tp], value)
         terms = self.new_terms(texts.keys())
-        for each, text in texts.items():
-            terms[each].store(text)
+        for partition, text in texts.items():
+            terms[partition].store(text)
 
     def _require_topic(self, tp: TopicPartition, where: str) -> None:
         if tp.topic not in self.topics:
@@ -423,14 +427,15 @@ class Claim:
         try:
             return repeat(self, self.group, nullcontext, work, retry_if=self._unless_closed(retry_if))
         except StaleClaim as error:
-            if not self.is_member:  # a task may have found out; a member may have lost no more than a partition
+            # A task may have found out first. A member may have lost no more than a partition, and goes on.
+            if not self.is_member:
                 self.lose(by=None if error.found is None else str(error.found))
             raise
 
     def _unless_closed(self, retry_if: Callable[[Exception], bool]) -> Callable[[Exception], bool]:
-        """Once the claim is closed, others are told that it does not write: what waits for another try gets none.
+        """Retry nothing that began before the claim was closed: others are told that it no longer writes.
 
-        What is written while it is being closed has all its tries.
+        What is written while it is being closed keeps its retries.
         """
         was_closed = self.is_closed
         return lambda error: retry_if(error) and self.is_closed == was_closed
@@ -530,8 +535,9 @@ class Claim:
 
     def _stop(self) -> None:
         last = time.monotonic() + mirrors.LAST_COMMIT
+        # The last look and the last copy ask Kafka at the same time: a look may have to connect first (decision 0073).
         if self._logs is not None:
-            self._logs.stop(0.0)  # it looks for the last time while the last offsets are copied
+            self._logs.stop(0.0)
         if self.mirror is not None:
             self.mirror.close()
         if self._logs is not None:
@@ -554,14 +560,15 @@ class Claim:
             self.close()
 
     def end_with(self, error: BaseException | None) -> None:
-        """Record the error that ends the run, if one does: the sink is not told of those that Spark meets itself."""
-        if isinstance(error, SystemExit) and error.code:  # a job's own exit code: for what was it raised?
+        """Record the error that ends the run, if there is one: Spark does not tell the sink of its own errors."""
+        # A job's own exit code: the error that it was raised for tells more.
+        if isinstance(error, SystemExit) and error.code:
             error = error.__context__ if isinstance(error.__context__, Exception) else RuntimeError()
         if isinstance(error, Exception) and not self.is_closed:
             self._run.end_with(error)
 
     def note_error(self, error: JobError) -> None:
-        """Record an error of the group that no event tells of, now."""
+        """Record an error of the group that no event reports, at once."""
         self._run.add(error)
         self.record_run()
 

@@ -12,6 +12,7 @@ from offsetstore.runtime.functions import without_frames
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.sessions import read, transaction
 
+# Short: a row that the job's own transaction holds is left to the next turn.
 _LOCK_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
@@ -20,8 +21,8 @@ _log = logging.getLogger(__name__)
 class ClaimRows:
     """Reads and writes the rows of the claim's topics, on connections apart from the job's pool.
 
-    :param ignored: partitions with rows that the claim does not read: vanished ones, and those that Spark's ``assign``
-        leaves out.
+    :param ignored: partitions with rows that the claim does not read: vanished ones, and what Spark's ``assign`` leaves
+        out.
     """
 
     def __init__(self, database: Database, claim: ClaimInfo, ignored: Collection[TopicPartition] = ()) -> None:
@@ -31,22 +32,21 @@ class ClaimRows:
         self._ignored = frozenset(ignored)
 
     def has(self, tp: TopicPartition) -> bool:
-        """Whether the claim reads the partition."""
         return tp.topic in self._topics and tp not in self._ignored
 
     def read(self) -> dict[TopicPartition, StoredOffset]:
         """The rows as they are now, whoever has them."""
-        found = read(
+        rows = read(
             self._database,
             lambda session: session.read_partitions(self._claim.group),
             name=self._claim.name,
             lock_timeout=_LOCK_SECONDS,
             dedicated=True,
         )
-        return {tp: row for tp, row in found.items() if self.has(tp)}
+        return {tp: row for tp, row in rows.items() if self.has(tp)}
 
     def write(self, write: Callable[[Session], object]) -> bool:
-        """Return whether it was written; if not, the next turn retries it."""
+        """Write in one transaction; return whether that succeeded: if not, the next turn retries it."""
         try:
             with transaction(
                 self._database, name=self._claim.name, lock_timeout=_LOCK_SECONDS, dedicated=True

@@ -1,7 +1,7 @@
 """Members of a fleet: how a process joins a claim that others share, and takes and gives back partitions.
 
 To found a fleet is to claim the whole group, see `offsetstore.store.acquire`; to take partitions is the same for these
-alone, under a share of the group's row, which keeps claims out and no other member. See `offsetstore.protocol.fleet`.
+alone, under a share of the group's row, which keeps claims out but no other member. See `offsetstore.protocol.fleet`.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from offsetstore.store.sessions import Connected, deciding, fencing, patiently, 
 from offsetstore.store.takeover import taken_by
 from offsetstore.store.term import Terms, begin
 
-_SOON = 1.0  # seconds in which a connection ends that was terminated
+_SOON = 1.0  # seconds until a terminated connection has ended
 _PAIRS_LOCK = 1.0
 _TAKE_AGAIN = "Assign the partitions again; that changes nothing where they were taken."
 
 
 class Member(Claim):
-    """One process of a fleet: a claim whose ``token`` only the rows of the partitions that it has taken have.
+    """One process of a fleet: a claim whose ``token`` is only in the rows of the partitions that it has taken.
 
     ``fleet`` is the token of the group's row, which all members share, and ``fleet_name`` tells the cluster and the
     group in Kafka. ``starting`` is where the whole group starts, for the member that has founded the fleet.
-    ``partitions`` are those that it has: a transaction with any other raises `PartitionLost`, and without those it may
-    be made again. Once it ``is_lost``, the group is no longer the fleet's. ``doubts`` are partitions that could not be
+    ``partitions`` are those that it has: a transaction with any other raises `PartitionLost`, and may be repeated
+    without it. Once it ``is_lost``, the group is no longer the fleet's. ``doubts`` are partitions that could not be
     taken because their logs end below the stored offsets, and since when, by the monotonic clock: for half a minute a
     new leader may not know the end.
     """
@@ -118,7 +118,7 @@ class Member(Claim):
         for tp in sorted(wanted):
             self._require_topic(tp, "member.assign")
         self.require_open()
-        # Before they are taken, or a transaction could find a row that is new with what is kept of the former term.
+        # Before they are taken: a transaction could find a new row beside what is kept of an old term (decision 0090).
         self.release(wanted)
         if not wanted:
             return StartingOffsets({})
@@ -137,9 +137,9 @@ class Member(Claim):
         return acquired.starting
 
     def _proven(self, confirmed: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
-        """The logs that have been too short for so long that it is no new leader which does not know their ends yet.
+        """The logs that have been too short for so long that a new leader does not explain it.
 
-        Leaders change when members come and go, and what is recorded stays until an operator resets.
+        Leaders change when members come and go, and what is recorded stays until an operator resets (decision 0090).
         """
         now = time.monotonic()
         for tp in confirmed:
@@ -149,8 +149,9 @@ class Member(Claim):
     def unblock(self, partitions: Collection[TopicPartition]) -> None:
         """End an assignment that has held the rows for longer than the request's ``takeover_timeout``: it is frozen.
 
-        Nothing else that holds them is ended: it may be this member's own transaction. Raises nothing.
+        Raises nothing.
         """
+        # Nothing else that holds the rows is ended: it may be this member's own transaction (decision 0090).
         group, timeout = self.group, self._request.takeover_timeout
         with (
             dropped(OffsetStoreError),  # the next attempt meets it, too
@@ -160,7 +161,7 @@ class Member(Claim):
             session.lock_partitions(group, partitions)
 
     def find_lost(self, pairs: Mapping[TopicPartition, EpochPair]) -> set[TopicPartition]:
-        """Which of these logs may have lost records below what was read of them: an assignment tells what is stored."""
+        """The partitions whose logs may have lost records that were read; `assign` tells of what is stored."""
         find = self._request.find_truncated
         return set() if find is None else {*find(pairs)}
 
@@ -174,14 +175,14 @@ class Member(Claim):
         :param asks: whether Kafka may be asked; else a pair of another epoch is left as it is.
         :raises BrokerError: a log could not be compared; the other pairs are written.
         """
-        found = read(
+        stored = read(
             self.database,
             lambda session: session.read_partitions(self.group, sorted(pairs)),
             name=self.name,
             lock_timeout=_PAIRS_LOCK,
             dedicated=True,
         )
-        rows = {tp: row for tp, row in found.items() if row.token == self.token}
+        rows = {tp: row for tp, row in stored.items() if row.token == self.token}
         logs = {tp: _as_read(row, pairs[tp]) for tp, row in rows.items()}
         looked = look(rows, logs, self._request.find_truncated if asks else None)
         kept = {tp: looked.pair(tp, row, min(row.next_offset, logs[tp].end), logs[tp]) for tp, row in rows.items()}
@@ -196,12 +197,12 @@ class Member(Claim):
     def release(self, partitions: Collection[TopicPartition]) -> None:
         """Give partitions back: from now on no transaction of this member locks them.
 
-        One that has locked them goes on, with what it has of their terms: whoever takes them waits for it. Nothing is
-        written, so their rows keep this member's token until then.
+        A transaction that has locked them goes on with the terms that it has: whoever takes them waits for it. Nothing
+        is written, so their rows keep this member's token until then.
         """
-        given = frozenset(partitions)
+        released = frozenset(partitions)
         with self._binding:
-            self.terms = {tp: term for tp, term in self.terms.items() if tp not in given}
+            self.terms = {tp: term for tp, term in self.terms.items() if tp not in released}
 
     def forget_doubts(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget that these partitions' logs were too short: Kafka assigns them to somebody else."""
@@ -209,7 +210,7 @@ class Member(Claim):
             self.doubts.pop(tp, None)
 
     def lose(self, lost: Terms | None = None, *, by: str | None = None) -> None:
-        """Record that others have taken what had these terms; without any, that the group is no longer the fleet's."""
+        """Record that others have taken the partitions of these terms; without any, that the fleet lost the group."""
         if lost is None:
             super().lose(by=by)
             return
@@ -224,7 +225,7 @@ class Member(Claim):
         is_ours = owner is not None and owner.token == self.fleet
         if not is_ours:
             self.taken_by = taken_by(session, self.group)
-        elif not self.is_closed:  # it was silent for so long that it was forgotten
+        elif not self.is_closed:  # it was silent for so long that its row was trimmed
             session.add_member(self.group, self.fleet, member_id, self.owner)
         return is_ours
 
@@ -250,8 +251,8 @@ def join(store: Connected, request: ClaimRequest) -> Member:
     another fleet in any case. It starts with a row for each partition, so that members resolve no more than their own.
 
     :raises GroupBusy: a job is live, and is to be spared.
-    :raises StartError, BrokerError, LockTimeout: as a claim does, where the group is to be founded. A fleet is joined
-        although partitions can't start: whoever takes them is told.
+    :raises StartError, BrokerError, LockTimeout: as a claim does, if the fleet is to be founded. A fleet can be joined
+        although partitions can't start: whoever takes them gets the error.
     """
     if request.broker is None:
         raise ConfigurationError("a fleet needs a broker: Kafka deals out the partitions to its members")
@@ -279,20 +280,20 @@ def _join(
     assert asked.view is not None
     assert asked.starting is not None
     fleet, store_id = fleet_name(asked.view.cluster_id, request.kafka_group), asked.identity.store_id
-    found = starting = fenced = None
+    token = starting = fenced = None
     if not decided(asked.starting):
-        # What holds the group's row is not waited for: to found a fleet ends it, if it must.
+        # Whatever holds the group's row for longer than a lock may take is ended by founding a fleet (decision 0090).
         with dropped(LockTimeout):
-            found = _enter(store, request, fleet, member_id, asked=asked, evidence=evidence)
-    if found is None:
+            token = _enter(store, request, fleet, member_id, asked=asked, evidence=evidence)
+    if token is None:
         if asked.passed_over is not None:
             ask(store, request, fleet_id, evidence)  # all of its partitions have to start
-        found, starting, store_id, fenced = _found_fleet(
+        token, starting, store_id, fenced = _found_fleet(
             store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id
         )
     if starting is not None:
         starting = replace(starting, similar=asked.starting.similar, schema=store.database.schema)
-    return found, fleet, Acquired(Token(found.epoch, member_id), {}, starting, this_process(), store_id, fenced)
+    return token, fleet, Acquired(Token(token.epoch, member_id), {}, starting, this_process(), store_id, fenced)
 
 
 def _shared(owner: GroupRow | None, fleet: str, *, decides: bool = False) -> bool:
@@ -302,14 +303,12 @@ def _shared(owner: GroupRow | None, fleet: str, *, decides: bool = False) -> boo
 def _enter(
     store: Connected, request: ClaimRequest, fleet: str, member_id: uuid.UUID, *, asked: Asked, evidence: Evidence
 ) -> Token | None:
-    """Become a member of the fleet, and return its token, if it has the group.
-
-    A share of the group's row is enough, and waits for no member that takes partitions, nor ends its transaction. But
-    where a topic starts that is new to the group is decided for all of its partitions at once, by whoever brings it:
-    of several members, the first that took a partition would make the topic a known one.
-    """
+    """Become a member of the fleet and return its token; ``None`` if it does not have the group."""
     group = request.group
     new = {*request.topics}.difference(tp.topic for tp in asked.stored)
+    # A share of the group's row waits for no member that takes partitions, and ends no transaction of theirs. But the
+    # start of a new topic is decided for all of its partitions at once, under the lock: the first member that took one
+    # would make the topic a known one, whose other partitions are read from their beginnings (decision 0090).
     waits = deciding(store.database, group, name="join", lock_timeout=store.timeouts.lock, again=AGAIN)
     with (
         fencing(store.database, group, request.takeover_timeout, name="join", again=AGAIN) if new else waits as session
@@ -330,7 +329,7 @@ def _enter(
 def _begin_topics(
     session: Session, group: str, fleet: Token, topics: Collection[str], *, asked: Asked, evidence: Evidence
 ) -> None:
-    """Write where these topics start, none of which has a row: for the fleet, as by its foundation."""
+    """Write where these topics start, which have no rows yet, with the fleet's token, as founding it does."""
     assert asked.view is not None
     assert asked.starting is not None
     for tp, error in sorted((asked.passed_over or {}).items()):
@@ -360,7 +359,7 @@ def _found_fleet(
 ) -> tuple[Token, StartingOffsets | None, uuid.UUID, str | None]:
     """Return the fleet's token, where it starts, the store's id, and whom it has fenced.
 
-    Where another process has founded it meanwhile, it starts nowhere, and has fenced nobody.
+    If another process has founded it meanwhile, the start and the fenced one are ``None``.
     """
     group = request.group
     with fencing(store.database, group, request.takeover_timeout, name="join", again=AGAIN) as session:
@@ -387,37 +386,35 @@ def _holding(
     partitions: Collection[TopicPartition],
     new: Mapping[TopicPartition, int] | None = None,
 ) -> Generator[tuple[Session, Collection[TopicPartition]]]:
-    """Hold the rows of partitions, and a share of the group's row: what holds these rows is ended after a time.
+    """Hold the partitions' rows and a share of the group's row; end what keeps the former for ``timeout`` seconds.
 
-    What holds the group's row is about to fence this member, and is not ended; but for a member that looks whether its
-    COMMIT has happened, and is frozen.
-
-    :param new: where partitions start that may have no rows; the block gets those whose rows were made.
+    :param new: where partitions start that may have no rows; the block gets the partitions whose rows were made.
     :raises StaleClaim: the group is no longer the fleet's.
     """
     group, database = member.group, member.database
     with patiently(database, group, timeout, name="assign", again=_TAKE_AGAIN) as session:
+        # Whatever else holds the group's row is about to fence this member, and is left alone: only a frozen member
+        # that looks up its COMMIT is ended (decision 0090).
         with database.unblocking(session, after=timeout, older_than=f"{name_prefix(group)}{member.fleet.epoch}:"):
-            found = session.share_group(group)
-        if found != member.fleet:
+            token = session.share_group(group)
+        if token != member.fleet:
             raise StaleClaim(
                 f"group {group!r} is no longer this fleet's: it was claimed, reset or renamed",
                 found=taken_by(session, group),
                 expected=str(member.fleet),
             )
         with database.unblocking(session, after=timeout, older_than=name_prefix(group)):
-            # Rows that are missing are made first: of two members that make one, the second then waits for it here.
+            # Missing rows are made before any is locked: a second member that makes the same row waits here, and does
+            # not put back what the first has stored (decision 0090).
             made = session.insert_partitions(group, member.token, dict(new)) if new else ()
             session.lock_partitions(group, sorted(partitions))
         yield session, made
 
 
 def _assign(member: Member, request: ClaimRequest, evidence: Evidence) -> Acquired:
-    """Take the request's partitions: lock their rows, resolve, and write the member's token to them.
-
-    Kafka is asked before: a member that is frozen while it waits for Kafka must not hold the rows of others.
-    """
+    """Take the request's partitions: lock their rows, resolve, and write the member's token to them."""
     group, token, wanted = request.group, member.token, sorted(request.partitions or ())
+    # Before the locks: a member that is frozen while it waits for Kafka must not hold rows of others (decision 0090).
     asked = ask(member, request, token.claim_id, evidence)
     assert asked.view is not None
     assert asked.starting is not None
@@ -429,6 +426,7 @@ def _assign(member: Member, request: ClaimRequest, evidence: Evidence) -> Acquir
     with _holding(member, request.takeover_timeout, wanted, new) as (session, made):
         rows = {tp: row for tp, row in session.read_partitions(group, wanted).items() if tp not in made}
         starting = resolve_again(session, request, asked, rows)
+        # A topic that is restarted partition by partition would put back members that have gone on (decision 0090).
         for tp in decided(starting):
             raise StaleClaim(
                 "where the partition starts is decided for the whole group, by the next process that joins",

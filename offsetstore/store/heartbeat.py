@@ -13,6 +13,7 @@ from offsetstore.runtime.functions import without_frames
 from offsetstore.store.run_record import RunRecord
 from offsetstore.store.sessions import transaction
 
+# A third of the time for which a heartbeat counts (`LIVE`, decision 0026).
 INTERVAL = 5.0
 """Seconds between two heartbeats, and how long one may wait for a lock."""
 
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 class Heartbeat:
     """Renews the claim's heartbeat until it is stopped or the claim is fenced, except while its query has ended.
 
-    After each it saves the record of the run, in a transaction of its own: a heartbeat depends on nothing else.
+    After each heartbeat it saves the record of the run.
 
     :param beat: renews it; ``False`` if the claim was fenced.
     :param end: removes it.
@@ -55,9 +56,10 @@ class Heartbeat:
     def follow(self, is_active: Callable[[], bool]) -> None:
         """Skip the heartbeats while ``is_active`` returns ``False``: the query has ended, although the process lives.
 
-        It is called in a separate thread. If it fails or hangs, that says nothing about the query, and the heartbeats
+        It is called in a thread of its own. If it fails or hangs, that says nothing about the query, and the heartbeats
         continue.
         """
+        # Asked again and again, because Spark's listener bus drops events (decision 0026).
         self._query = is_active
         if self._watch is None:
             self._watch = Background("offsetstore-query-watch", self._check_query, lambda: INTERVAL)
@@ -80,6 +82,7 @@ class Heartbeat:
 
     def record_run(self) -> None:
         """Save the record of the run now, not with the next heartbeat. Wait at most `INTERVAL`; raise nothing."""
+        # In a thread, so that the limit holds whatever the driver and the network do (decision 0058).
         wait([meanwhile("offsetstore-run-record", lambda: self._run.save(self._transaction))], INTERVAL)
 
     def stop(self) -> None:
@@ -112,6 +115,7 @@ class Heartbeat:
         self._on_asked(None)
         if not is_ours and not self._beats.is_stopping:
             self._on_lost()
+        # In a transaction of its own: a missing grant or locked table must not make the job look dead (decision 0041).
         if not self._beats.is_stopping:
             self._run.save(self._transaction, is_over=has_ended)
         return is_ours

@@ -26,12 +26,12 @@ class ClaimInfo(Protocol):
 
     @property
     def token(self) -> Token:
-        """The token that every write is checked against: that of the partitions' rows."""
+        """The token in the partitions' rows: every write is checked against it."""
         ...
 
     @property
     def group_token(self) -> Token:
-        """The token of the group's row: another one only for a fleet's member, see `offsetstore.store.fleet`."""
+        """The token of the group's row; it differs only for a fleet's member, see `offsetstore.store.fleet`."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class ClaimInfo(Protocol):
 
     @property
     def terms(self) -> Terms:
-        """What is kept of each partition that it has, or has begun. The mapping is replaced, not changed."""
+        """What is kept of each partition that it has or has begun. The mapping is replaced, never changed."""
         ...
 
     @property
@@ -65,24 +65,24 @@ class ClaimInfo(Protocol):
         ...
 
     def new_terms(self, partitions: Collection[TopicPartition]) -> Terms:
-        """Return `terms`, in which each of these has one: of a partition without a row it begins here."""
+        """Return `terms`, in which each of these partitions has one: it begins here if the partition has no row."""
         ...
 
     def no_term(self, tp: TopicPartition) -> OffsetStoreError | None:
-        """The error of asking what is kept of a partition that has no term; ``None`` if that is nothing."""
+        """The error for a partition that has no term; ``None`` if it just means that nothing is kept of it."""
         ...
 
     def lose(self, lost: Terms | None = None, *, by: str | None = None) -> None:
         """Record that another claim has taken over, or that the group was reset or renamed.
 
-        :param lost: the terms of partitions that other members of the fleet have taken, if it is not that. One that has
-            begun since then goes on.
+        :param lost: if only partitions are lost, to other members of the fleet: their terms. A term that has begun
+            since then goes on.
         :param by: who has the group now; see `offsetstore.store.takeover`.
         """
         ...
 
     def unblock(self, partitions: Collection[TopicPartition]) -> None:
-        """End what has held the rows of these partitions for too long, if that is another member's assignment."""
+        """End another member's assignment that has held the rows of these partitions for too long."""
         ...
 
     def require_log(self) -> None:
@@ -109,7 +109,7 @@ class TaskClaim:
     def of(cls, claim: ClaimInfo, partitions: Collection[TopicPartition] | None = None) -> TaskClaim:
         """Copy what tasks need.
 
-        :param partitions: those of the tasks, all of them known to have rows; by default the claim's.
+        :param partitions: the tasks' partitions, all of them known to have rows; by default the claim's.
         """
         known = claim.terms
         terms = {tp: replace(known.get(tp) or Term()) for tp in (known if partitions is None else partitions)}
@@ -117,22 +117,19 @@ class TaskClaim:
 
     @property
     def group_token(self) -> Token:
-        """The claim's: members of a fleet have no tasks."""
+        """The claim's token: members of a fleet have no tasks."""
         return self.token
 
     @property
     def is_member(self) -> bool:
-        """See `group_token`."""
         return False
 
     def new_terms(self, partitions: Collection[TopicPartition]) -> Terms:
-        """See `ClaimInfo`."""
         for tp in partitions:
             self.terms.setdefault(tp, Term(has_row=False))
         return self.terms
 
     def no_term(self, tp: TopicPartition) -> OffsetStoreError:
-        """See `ClaimInfo`."""
         return ConfigurationError(
             "a task has the cached metadata of its batch's partitions only",
             topic_partition=tp,
@@ -159,6 +156,7 @@ def this_process() -> str:
     """Describe this process, for people: user, host and process id."""
     try:
         user = getpass.getuser()
+    # A uid without a name, as containers have: KeyError, and OSError since Python 3.13.
     except (OSError, KeyError):
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}:{os.getpid()}"

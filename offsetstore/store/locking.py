@@ -58,7 +58,9 @@ class Locks:
     @property
     def remaining(self) -> dict[TopicPartition, OffsetRange]:
         """What remains of each partition that has any, in order of (topic, partition)."""
-        return {tp: one.remaining for tp, one in self.decisions.items() if one.outcome is not Outcome.SKIP}
+        return {
+            tp: decision.remaining for tp, decision in self.decisions.items() if decision.outcome is not Outcome.SKIP
+        }
 
     # -- the guard
 
@@ -155,7 +157,7 @@ class Locks:
         return base(tp, stored, self.terms[tp].position) if self.is_manual else stored
 
     def _check_topic(self, tp: TopicPartition) -> None:
-        """A misspelt topic would get a row, and the start of any other topic was never resolved."""
+        # A misspelt topic would get a row, and the start of any other topic was never resolved (decision 0012).
         if tp.topic not in self.claim.topics:
             raise ConfigurationError(
                 "tx.lock names a topic that the claim does not have",
@@ -194,11 +196,9 @@ class Locks:
             raise StaleClaim(what, topic_partition=tp, found=by, expected=str(expected))
 
     def _locked_terms(self, session: Session, planned: Terms) -> dict[TopicPartition, Term]:
-        """The terms with which this transaction begins, and ends, now that nobody else can take the partitions.
-
-        The claim may have given some back since it planned: to take them anew it needs their locks, so what its terms
-        say is as fresh as the rows.
-        """
+        """The terms with which this transaction begins and ends, now that nobody else can take the partitions."""
+        # The claim may have given some back since it planned. To take them anew it needs their locks, so what its terms
+        # say is as fresh as the rows (decision 0090).
         claim, partitions = self.claim, self.partitions
         if not claim.is_member:
             terms = claim.new_terms(partitions)
@@ -223,14 +223,13 @@ class Locks:
     def let_go(
         self, advanced: Collection[TopicPartition], rows: Mapping[TopicPartition, LockedRow], owner: Token
     ) -> None:
-        """Give up what was advanced, if other members of the fleet have it, or have had it, since COMMIT was sent.
-
-        Then its outcome does not matter to this member: whoever took a partition waited for the end of the transaction,
-        and began where that left it. The member's own records of it are of a term that is over.
+        """Give up the advanced partitions that other members of the fleet have, or have had, since COMMIT was sent.
 
         :param rows: the advanced partitions' rows, as they are now.
-        :raises PartitionLost: that is so for all of it.
+        :raises PartitionLost: all of them were given up.
         """
+        # The outcome no longer matters to this member: whoever took a partition waited for the end of the transaction,
+        # and began where that left it. The member's own records of it are of a term that is over (decision 0090).
         claim = self.claim
         if not claim.is_member or owner != claim.group_token:
             return
@@ -251,7 +250,7 @@ class Locks:
         """The ranges to advance by, in order.
 
         :param advanced: partitions that were advanced already.
-        :raises AdvanceMismatch: one is not what `lock` has decided, or was advanced already.
+        :raises AdvanceMismatch: a range is not what `lock` has decided, or was advanced already.
         """
         for tp, range_ in ranges.items():
             decision = self.decisions.get(tp)

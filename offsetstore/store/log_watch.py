@@ -24,10 +24,12 @@ from offsetstore.runtime.functions import call, without_frames
 from offsetstore.store.claim_rows import ClaimRows
 from offsetstore.store.identity import ClaimInfo
 
+# Also how long a low end is doubted: it may be a new leader's first answer (decision 0049).
 LOOK_SECONDS = 30.0
 """Seconds from one look at the logs' leader epochs to the next, at least."""
 
 _SOON = 5.0  # seconds from one turn to the next: until what was locked is written, or the rows are read again
+# A loss is looked for three times within a second before it is believed, as by a claim (decision 0049).
 _LOOKS: Final = 3
 _FAILED_LOOKS: Final = 3
 _LOOK_AGAIN_SECONDS: Final = 0.5
@@ -71,7 +73,7 @@ class LogWatch:
         self._looks.start()
 
     def stop(self, seconds: float) -> None:
-        """Look for the last time, and end; wait for that for at most so long. It may be called again."""
+        """Look for the last time and end, waiting at most ``seconds`` for that. It may be called again."""
         if not self._looks.stop(seconds) and seconds:
             self._given_up = True
 
@@ -85,10 +87,11 @@ class LogWatch:
             self._turn()
 
     def _turn(self) -> bool:
-        """Look if it is time, or the last; return whether there is more to do."""
+        """Look if it is time, or if this is the last turn; return whether there is more to do."""
         now = time.monotonic()
         if now < self._look_at and not self._looks.is_stopping:
             return True
+        # Rows before logs: then no record below a stored offset has a later epoch than the log's end (decision 0049).
         try:
             rows = self._rows.read()
         except Exception as error:  # noqa: BLE001 - the job's transactions report an unavailable database
@@ -101,12 +104,12 @@ class LogWatch:
         return not self._is_over
 
     def _look_at_logs(self, rows: Mapping[TopicPartition, StoredOffset], now: float) -> None:
-        """Look whether the logs have lost records below these offsets; if not, write the pairs of those that moved."""
+        """Look whether the logs have lost records below these offsets; write the pairs of the logs that have not."""
         try:
             logs = call(self._broker.log_ends, [tp for tp in rows if tp not in self._lost])
-            for found in self._find_lost({tp: rows[tp] for tp in logs}, logs, now):
-                self._lost = {**self._lost, **found}
-                self._tell_lost(found)
+            for lost in self._find_lost({tp: rows[tp] for tp in logs}, logs, now):
+                self._lost = {**self._lost, **lost}
+                self._tell_lost(lost)
             self._failed_looks = 0
         except Exception as error:  # noqa: BLE001 - the next look asks again, and so does the next claim
             self._note_failed_look(error)
@@ -117,23 +120,23 @@ class LogWatch:
             lambda session: write_evidence(session, claim.group, claim.token, self._lost, actor=claim.owner)
         )
 
-    def _tell_lost(self, found: Mapping[TopicPartition, str]) -> None:
+    def _tell_lost(self, lost: Mapping[TopicPartition, str]) -> None:
         self._on_lost(self._lost)
         self._lost_is_recorded = False
         _log.warning(
             "group %r: a log lost records that had been read; the next batch ends with LogTruncated: %s",
             self._claim.group,
-            "; ".join(f"{tp}: {what}" for tp, what in sorted(found.items())[:_SHOWN]),
+            "; ".join(f"{tp}: {what}" for tp, what in sorted(lost.items())[:_SHOWN]),
         )
 
     def _find_lost(
         self, rows: Mapping[TopicPartition, StoredOffset], logs: Logs, now: float
     ) -> Generator[Mapping[TopicPartition, str]]:
-        """Yield what is confirmed, the first before it asks about the others: that may fail.
+        """Yield confirmed losses, the first of them before it asks Kafka about the others: that may fail.
 
         :param logs: the logs of the rows, read after these.
         """
-        # First those that nobody is asked about: one log that can't be told must not keep the others from their pairs.
+        # First the logs that Kafka need not be asked about: if it can't tell of one, the others still get their pairs.
         seen = look(rows, logs, None)
         self._write_pairs(rows, logs, seen, rows.keys() - seen.lost.keys())
         # One answer can be a new leader's, which may know a low end for seconds; only a stop can't wait for more.
@@ -170,9 +173,9 @@ class LogWatch:
         looked: LogLook,
         partitions: Collection[TopicPartition],
     ) -> None:
-        """Write those that changed; where the job's transaction holds a row, look again at the next turn."""
-        found = {tp: looked.pair(tp, rows[tp], rows[tp].next_offset, logs[tp]) for tp in sorted(partitions)}
-        pairs = {tp: pair for tp, pair in found.items() if pair is not None and pair != rows[tp].pair}
+        """Write the pairs that changed; if the job's transaction holds a row, look again at the next turn."""
+        latest = {tp: looked.pair(tp, rows[tp], rows[tp].next_offset, logs[tp]) for tp in sorted(partitions)}
+        pairs = {tp: pair for tp, pair in latest.items() if pair is not None and pair != rows[tp].pair}
         if not pairs:
             return
         written = 0
@@ -195,6 +198,7 @@ class LogWatch:
             if not lost:
                 again.expect_told()
                 return {}
+        # A log whose topic is not known to be the same is left to the rules for recreated topics (decision 0023).
         known, ids = known_ids(rows), call(self._broker.topic_ids, {tp.topic for tp in lost})
         return {
             tp: what
@@ -207,7 +211,7 @@ def write_evidence(
     session: Session,
     group: str,
     token: Token,
-    found: Mapping[TopicPartition, str],
+    lost: Mapping[TopicPartition, str],
     *,
     actor: str,
     doubtful: Mapping[TopicPartition, int] | None = None,
@@ -217,10 +221,10 @@ def write_evidence(
     :param doubtful: as `LogLook.doubtful`; it is no evidence if the offset is still the one that a reset has set, from
         an offset that the log still holds.
     """
-    rows = session.lock_partitions(group, found)
+    rows = session.lock_partitions(group, lost)
     ends = doubtful or {}
     sure = {
-        tp: found[tp]
+        tp: lost[tp]
         for tp, row in rows.items()
         if tp not in ends or not _is_as_reset(session, group, tp, row, ends[tp])
     }
@@ -228,12 +232,13 @@ def write_evidence(
     session.append_history(
         group,
         [
-            HistoryEvent("suspect", tp, rows[tp].next_offset, rows[tp].next_offset, token, actor, found[tp])
+            HistoryEvent("suspect", tp, rows[tp].next_offset, rows[tp].next_offset, token, actor, lost[tp])
             for tp in sorted(written)
         ],
     )
 
 
 def _is_as_reset(session: Session, group: str, tp: TopicPartition, row: LockedRow, end: int) -> bool:
+    # A reset without a broker can set an offset that the log never had: its end then shows no loss (decision 0049).
     last = session.history(group, events=["reset"], topic_partition=tp, limit=1)
     return bool(last) and last[0].to_offset == row.next_offset and (last[0].from_offset or 0) <= end

@@ -51,19 +51,22 @@ class Marks:
                 next_step="Lock it in tx.lock; an empty range at the end of what was delivered will do.",
             )
         earlier = self.offsets.get(tp)
+        # The stored offset itself is refused: whoever marks the last offset instead of the next finds out at the first
+        # record (decision 0034).
         above = locks.rows[tp].next_offset if earlier is None else earlier - 1
         next_offset = check_mark(tp, next_offset, above=above, delivered=_delivered(locks.decisions[tp]))
         if not isinstance(metadata, Keep):
             self.texts |= dump(locks.claim.formats, [tp], metadata)
         else:
             self.texts.pop(tp, None)  # it was given for an earlier mark
+        # ROLLBACK TO takes the count back with the results: such a block ends in UnexpectedCommit (decision 0034).
         session.count_mark()
         self.offsets[tp] = next_offset
 
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
         """The ranges that end at the marks.
 
-        A partition without one is advanced by nothing: if the answer to COMMIT is lost, its row shows the outcome.
+        A partition without a mark is advanced by nothing: if the answer to COMMIT is lost, its row shows the outcome.
         """
         ranges: dict[TopicPartition, OffsetRange] = {}
         for tp, decision in self._locks.decisions.items():
@@ -103,5 +106,5 @@ class Marks:
 
 
 def _delivered(decision: Decision) -> int:
-    """Up to where the job was given the partition's records, if the block ends well."""
+    """The end of the records that the job has been given of the partition, if the block ends well."""
     return max(decision.stored, decision.range.until)

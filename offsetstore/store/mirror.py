@@ -4,8 +4,8 @@ The copy follows the store and never leads it: only offsets that are committed i
 that identifies them as copies. Failures here do not affect the job. Four things end the mirror for good: another
 claim; a row below its own copy, because the database was restored and only the copy shows that; another application
 that uses the group, because its offsets must not be overwritten; and a copy of the database, in which the group was
-claimed. Members of the group reveal the application, or an offset that is neither the one that the claim read nor a
-copy of ours; but members may be consumers that had the group before, and are given time to leave. The stamp of a later
+claimed. Members of the group reveal the application, and so does an offset that is neither a copy of ours nor what the
+claim read; but members may be consumers that had the group before, and are given time to leave. The stamp of a later
 claim reveals the copy of the database, if our rows, read after it, are still ours.
 Kafka is asked before each commit. It can't compare and commit at once, so a foreign commit in between is overwritten.
 """
@@ -35,7 +35,7 @@ INTERVAL: Final = 5.0
 """Seconds from one commit to the next, by default."""
 
 LEAVING = 60.0
-"""Seconds for which consumers that had the group may be members in Kafka: until a killed one's session has timed out.
+"""Seconds for which consumers that had the group may be members in Kafka: until a killed member's session times out.
 
 librdkafka's default of ``session.timeout.ms`` is 45 s.
 """
@@ -125,6 +125,7 @@ class Mirror:
 
     def _turn(self) -> bool:
         """Return whether there is more to do."""
+        # Members are going to commit: the mirror does not wait until they have left (decision 0022).
         if self.ended is None and self._found_others:
             self._contest_members()
         elif self._unrecorded is None:
@@ -156,6 +157,7 @@ class Mirror:
         if any(row.token != self._claim.token for row in rows.values()):
             self.ended = "the claim has been taken over"
             return
+        # Within one claim only a restore moves a row back, and the copy is then the only evidence (decision 0018).
         if any(row.next_offset < self._highest.get(tp, 0) for tp, row in rows.items()):
             self._end_with_warning("its database is older than the copy in Kafka")
             return
@@ -185,7 +187,7 @@ class Mirror:
         latest = max((stamp.epoch for stamp in ours.values()), default=0)
         if latest > self._stamp.epoch:
             self._end_at_later_claim(latest)
-        # A stamp of an earlier claim of ours is a late commit.
+        # The stamp of an earlier claim of ours is a late commit: only what has no stamp of ours is foreign.
         foreign = {tp: copy for tp, copy in there.items() if tp not in ours and not _is_same(copy, self._found.get(tp))}
         if foreign and self.ended is None:
             seen = ", ".join(f"{tp} at {copy.next_offset}" for tp, copy in sorted(foreign.items())[:_SHOWN])
@@ -194,10 +196,9 @@ class Mirror:
         return self.ended is not None
 
     def _end_at_later_claim(self, epoch: int) -> None:
-        """A claim writes its token to our rows before it copies: if these, read after its copy, have ours, it did not.
-
-        Then it was made in another database: a copy of this one, or what this one was before a restore or a failover.
-        """
+        """End the mirror: a later claim copies its offsets to the same group in Kafka."""
+        # A claim writes its token to the rows before it copies. If the rows, read after its copy, have our token, it
+        # was made in another database: a copy of this one, or this one before a restore or a failover (decision 0050).
         rows = self._rows.read()
         if not rows or any(row.token != self._claim.token for row in rows.values()):
             self.ended = "the claim has been taken over"
@@ -291,18 +292,20 @@ class Mirror:
 
     def _contest(self, why: str, contest: _Contest) -> None:
         self._end_with_warning(why)
+        # However seldom it copies: the next start must not adopt the others' offsets.
         self._pause = min(self._pause, INTERVAL)
         self._unrecorded = contest
         self._record(contest)
 
     def _record(self, contest: _Contest) -> None:
-        """Record it for the next start, which must not adopt the others' offsets."""
+        """Record the contest for the next start."""
         claim, foreign = self._claim, contest.foreign
 
         def write(session: Session) -> None:
             rows = {tp: row for tp, row in session.lock_group_partitions(claim.group).items() if self._rows.has(tp)}
             if foreign.keys() - rows.keys() or any(row.token != claim.token for row in rows.values()):
                 return  # renamed, or taken over
+            # All rows of the claim: the other application goes on to commit, in other partitions too (decision 0022).
             session.contest(claim.group, claim.token, rows)
             events = [
                 HistoryEvent(
@@ -318,7 +321,7 @@ class Mirror:
             self._unrecorded = None
 
     def _unpin(self, decided: Collection[TopicPartition]) -> None:
-        """Clear the pins: Kafka has the copy now, so it need not be ignored any longer."""
+        """Clear the pins: Kafka has the copy now, so its offset need not be ignored any longer."""
 
         def write(session: Session) -> None:
             session.lock_partitions(self._claim.group, decided)
@@ -328,9 +331,7 @@ class Mirror:
             self._rows.write(write)
 
 
-def _is_same(copy: CommittedOffset, found: CommittedOffset | None) -> bool:
-    """Whether it is the commit that was found before, by the values that two reads of one commit share.
-
-    Metadata that another client wrote may differ from read to read (decision 0010).
-    """
-    return found is not None and (copy.next_offset, Stamp.of(copy)) == (found.next_offset, Stamp.of(found))
+def _is_same(copy: CommittedOffset, before: CommittedOffset | None) -> bool:
+    """Whether it is the commit that was read before."""
+    # Metadata that another client wrote may differ from read to read (decision 0010).
+    return before is not None and (copy.next_offset, Stamp.of(copy)) == (before.next_offset, Stamp.of(before))

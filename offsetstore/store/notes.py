@@ -46,8 +46,7 @@ class Notes:
     def write(self, tp: TopicPartition, value: object) -> None:
         """Write metadata at the stored offset, or at the one that the transaction advances to; see `Work`.
 
-        Where letters are replayed, nothing is written: the same function writes batches and letters, and would replace
-        a later offset's note.
+        In a replay of letters nothing is written.
         """
         locks, claim = self._locks, self._locks.claim
         session = locks.writing("tx.write_metadata")
@@ -65,6 +64,7 @@ class Notes:
                 found=f"range {decision.range}, stored {decision.stored}",
                 expected="a partition of tx.ranges, or one locked with an empty range at the stored offset",
             )
+        # The same function writes batches and letters: here it would replace a later offset's metadata.
         if locks.is_replay:
             return
         locks.has_written = True
@@ -73,9 +73,10 @@ class Notes:
         self._written.add(tp)
 
     def new(self, wanted: Mapping[TopicPartition, OffsetRange]) -> Collection[TopicPartition]:
-        """Those whose metadata may be written: that of a range which was stored before would replace a later one."""
+        """The partitions whose metadata may be written."""
+        # The metadata of a partition whose range was stored before belong to a later offset.
         decisions = self._locks.decisions
-        stored = {tp for tp, one in decisions.items() if one.outcome is Outcome.SKIP and one.is_stored}
+        stored = {tp for tp, decision in decisions.items() if decision.outcome is Outcome.SKIP and decision.is_stored}
         return wanted.keys() - stored if stored else wanted.keys()
 
     def at_advance(
@@ -83,15 +84,14 @@ class Notes:
     ) -> dict[TopicPartition, Text]:
         """The texts that an advance of these partitions writes: the given ones, else what the claim stores.
 
-        What the claim stores is used up, also where `write` has written something else.
+        What the claim stores is used up even if something else is written: it was for this advance (decision 0032).
         """
         terms = self._locks.terms
         stored = {tp: text for tp in partitions if (text := terms[tp].next) is not None}
         self.used |= stored
-        return {**{tp: one.text for tp, one in stored.items() if tp not in self._written}, **given}
+        return {**{tp: kept.text for tp, kept in stored.items() if tp not in self._written}, **given}
 
     def not_written(self, texts: Mapping[TopicPartition, Text]) -> dict[TopicPartition, Text]:
-        """Those of the texts whose partition `write` has not been called for."""
         return {tp: text for tp, text in texts.items() if tp not in self._written}
 
 
@@ -100,9 +100,9 @@ def read_own(
 ) -> dict[TopicPartition, Text]:
     """Read the metadata of one partition, or of all the topic's partitions that have rows, for the owner of the group.
 
-    :param group_token: that of the group's row, where it is another one: a fleet's.
-    :raises StaleClaim: the group's row has another token, if a row has, or there are none.
-    :raises PartitionLost: a row has that of another member of the fleet.
+    :param group_token: the token of the group's row, if it is not ``token``: a fleet's.
+    :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
+    :raises PartitionLost: a row has the token of another member of the fleet.
     """
     rows = session.read_metadata(group, topic, partition)
     stale = next((tp for tp, row in rows.items() if row.token != token), None)

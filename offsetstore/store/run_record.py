@@ -1,4 +1,4 @@
-"""What one claim's job does and what it meets: for ``job_runs``, or ``member_runs``, and ``job_errors``."""
+"""What one claim's job does and meets: for ``job_runs`` or ``member_runs``, and ``job_errors``."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ _log = logger(__name__)
 
 _PACKAGES: Final = ("offsetstore", "pyspark", "psycopg", "sqlalchemy", "confluent_kafka")
 _MOST: Final = 100
-"""Different errors that are kept in memory between two heartbeats; those that come on top are only counted."""
-_PATIENCE: Final = 5.0  # seconds
+"""Different errors that are kept in memory between two heartbeats; further ones are only counted."""
+# Seconds. A process may be about to end, and its error must not wait for the database (decision 0058).
+_PATIENCE: Final = 5.0
 _LONGEST: Final = 4_000  # characters of an error's text
 _UNRECORDED: Final = (GroupBusy, GroupRenamed, StoreUnavailable, ConnectionLost, TransactionLost, LockTimeout)
 """Refusals of a start: the group is live, or has another name, or the database does not answer."""
@@ -71,7 +72,7 @@ def new_run(owner: str, topics: Collection[str]) -> NewRun:
 class RunRecord:
     """An observer of one claim, which keeps the latest in memory until it is saved.
 
-    :param of_member: whether the claim is that of a member of a fleet.
+    :param of_member: whether the claim is a fleet's member.
     """
 
     def __init__(self, group: str, token: Token, *, of_member: bool = False) -> None:
@@ -122,7 +123,7 @@ class RunRecord:
         self.add(replace(job_error(error, source), batch=batch, ranges=ranges))
 
     def add(self, error: JobError) -> None:
-        """Have it saved; one that is like another is counted with that."""
+        """Keep an error until the next `save`; one that is like an earlier one only adds to its count."""
         key = (error.source, error.error_class, error.sqlstate, error.topic_partition, error.batch)
         before = self._errors.pop(key, None)
         if before is None and len(self._errors) >= _MOST:
@@ -136,7 +137,7 @@ class RunRecord:
         :param transaction: begins one, and commits it.
         :param is_over: the query has ended, or the claim is closed.
         """
-        # One after the other: one that hangs with the database must not take the end back when it gets through.
+        # One at a time: a save that hangs with the database must not take the recorded end back when it gets through.
         if not self._saving.acquire(timeout=_PATIENCE):
             return
         try:
@@ -160,9 +161,10 @@ class RunRecord:
         except Exception as error:  # noqa: BLE001 - the next heartbeat tries again
             without_frames(error)
             with self._lock:
+                # The next heartbeat tries again, with what has come since behind it (decision 0041).
                 later, self._errors = self._errors, errors
-                for one in later.values():
-                    self.add(one)
+                for added in later.values():
+                    self.add(added)
             if not self._has_failed:
                 self._has_failed = True
                 text = f": {error}" if isinstance(error, OffsetStoreError) else ""
@@ -188,7 +190,7 @@ class RunRecord:
             batch_offsets=state.batch_offsets,
             last_batch_age=None if state.ended_well is None else now - state.ended_well,
             counters={**state.counters, **({"errors_left_out": self._left_out} if self._left_out else {})},
-            # The most that it ever had, in bytes, on macOS: the only system without /proc.
+            # macOS, the only system without /proc, tells the most that the process ever had, in bytes.
             memory=resident_bytes(os.getpid()) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             mirror_age=None if state.mirrored is None else now - state.mirrored,
             mirror_error=None if state.mirror_error is None else state.mirror_error[:_LONGEST],
@@ -200,7 +202,7 @@ class RunRecord:
 
 
 def job_error(error: BaseException, source: ErrorSource) -> JobError:
-    """What is kept of an error: of others than ours no text, which may quote the values of rows."""
+    """What is kept of an error. Only our own errors keep their text: others may quote the values of rows."""
     ours = error if isinstance(error, OffsetStoreError) else None
     sqlstate = getattr(error, "sqlstate", None) or getattr(error.__cause__, "sqlstate", None)
     return JobError(
@@ -214,16 +216,17 @@ def job_error(error: BaseException, source: ErrorSource) -> JobError:
 
 @contextmanager
 def recording_refusals(store: Connected, group: str) -> Generator[None]:
-    """Record what refuses a start of a group that the store knows: it leaves no run, and its log may be out of reach.
+    """Record the error that refuses a start, if the store knows the group; the error itself passes unchanged.
 
-    The database gets five seconds for it, and what is raised stays as it is.
+    The database gets five seconds for it.
     """
+    # A refused start leaves no run, and its log may be out of reach.
     try:
         yield
     except OffsetStoreError as error:
         if not isinstance(error, _UNRECORDED):
-            found = job_error(error, "start")
-            wait([meanwhile("offsetstore-refused-start", lambda: _record_refusal(store, group, found))], _PATIENCE)
+            refusal = job_error(error, "start")
+            wait([meanwhile("offsetstore-refused-start", lambda: _record_refusal(store, group, refusal))], _PATIENCE)
         raise
 
 

@@ -1,4 +1,4 @@
-"""The ways to use a session of the database: one transaction, one that fences a group's job, or one read."""
+"""The ways to use a session of the database: a transaction, a transaction that fences a group's job, or a read."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def repeat(
     retry_if: Callable[[Exception], bool] = may_pass,
     retries: Retries | None = None,
 ) -> _T:
-    """Do ``work`` in a block, and again in a new one, until it succeeds or fails for good.
+    """Do ``work`` in a block, and repeat it in a new one until it succeeds or fails for good.
 
     :param begin: makes the block from the number of the attempt, from 1: a transaction, say, or ``nullcontext``.
     :param retries: by default the store's.
-    :raises Exception: the error of the last attempt, or one for which ``retry_if`` returns ``False``.
+    :raises Exception: the error of the last attempt, or an error for which ``retry_if`` returns ``False``.
     """
     retries = retries or store.retries
     attempt = 1
@@ -58,6 +58,7 @@ def repeat(
                 raise
             wait = retries.wait(attempt)
             store.observers.on(Retried(group=group, attempt=attempt, error=error, wait=wait))
+            # Frames hold the locals of the attempt, such as a batch: none are kept while this waits (decision 0100).
             without_frames(error)
         time.sleep(wait)
         attempt += 1
@@ -100,9 +101,9 @@ def deciding(database: Database, group: str, *, name: str, lock_timeout: float, 
 
 @contextmanager
 def patiently(database: Database, group: str, takeover_timeout: float, *, name: str, again: str) -> Generator[Session]:
-    """Do `deciding`, and wait for locks until those that may be ended after ``takeover_timeout`` seconds are gone.
+    """As `deciding`, but wait for locks until what may be ended after ``takeover_timeout`` seconds is gone.
 
-    :raises LockTimeout: another transaction holds the group's rows, which may not be ended.
+    :raises LockTimeout: another transaction, which may not be ended, holds the group's rows.
     """
     limit = takeover_timeout + _GRACE
     try:
@@ -120,7 +121,8 @@ def patiently(database: Database, group: str, takeover_timeout: float, *, name: 
 
 @contextmanager
 def fencing(database: Database, group: str, takeover_timeout: float, *, name: str, again: str) -> Generator[Session]:
-    """Do `deciding`; jobs of the group can't delay it for longer than ``takeover_timeout`` seconds."""
+    """As `deciding`; jobs of the group can't delay it for longer than ``takeover_timeout`` seconds."""
+    # The prefix of their names tells transactions of the group's jobs: no person's is terminated (decision 0006).
     with (
         patiently(database, group, takeover_timeout, name=name, again=again) as session,
         database.unblocking(session, after=takeover_timeout, older_than=name_prefix(group)),
@@ -162,9 +164,9 @@ def read_offsets(database: Database, group: str) -> dict[TopicPartition, StoredO
 
 
 def end_pause(session: Session, group: str, owner: GroupRow | None, who: str) -> None:
-    """Write to the history that the group's pause has ended by itself, if it has. Needs the lock of its row.
+    """Write to the history that the group's pause has ended by itself, if it has. Needs the lock of the group's row.
 
-    :param owner: the row, as it is.
+    :param owner: that row.
     """
     if owner is not None and owner.ended is not None:
         session.write_pause(group, None)

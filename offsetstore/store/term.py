@@ -1,8 +1,8 @@
 """A *term*: the time for which a claim has a partition, and what it keeps in memory of the partition meanwhile.
 
-A job has one term of each partition, as long as its claim. A member of a fleet has another one each time that it takes
+A job has one term of each partition, as long as its claim. A member of a fleet begins a new one each time that it takes
 the partition. Whoever has begun with a term goes on with it: when it is over, the claim no longer has it, and nothing
-in it is changed.
+in it changes (decision 0090).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from offsetstore.protocol.marking import Position
 from offsetstore.protocol.metadata import Text
 
 _NONE: Final = -1
+# One lock for all terms: a term is pickled with a `TaskClaim`, and a lock can't be.
 _changing: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForNextAdvance:
-    """A text that was stored for a partition's next advance; the same text that is stored again is another one."""
+    """A text that was stored for a partition's next advance. Compared by identity: a text may be stored twice."""
 
     text: Text
 
@@ -59,7 +60,6 @@ class Term:
         return self.failure != _NONE
 
     def store(self, text: Text) -> None:
-        """Keep the text for the next advance."""
         with _changing:
             self.next = ForNextAdvance(text)
 
@@ -70,7 +70,6 @@ class Term:
                 self.next = None
 
     def note_failure(self, offset: int) -> None:
-        """Record a failed attempt."""
         self.failure = max(offset, self.failure)
 
     def note_sequence(self, offset: int) -> None:
@@ -119,7 +118,6 @@ def unmarked(terms: Terms) -> dict[TopicPartition, OffsetRange]:
 
 
 def may_have_letters(terms: Terms, ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
-    """Whether there may be open letters in the ranges."""
     return any(tp in terms and terms[tp].letter >= range_.from_ for tp, range_ in ranges.items())
 
 
@@ -133,12 +131,14 @@ def settle_passed(
     gone: Collection[tuple[TopicPartition, int]] = (),
     in_sequence: bool = False,
 ) -> None:
-    """Supersede the letters in the ranges, without those of records that are gone; delete the attempts below.
+    """Supersede the letters in the ranges, except those of records that are gone; delete the attempts below their ends.
 
     :param in_sequence: whether later records of letters' keys wait; otherwise the letters below are overtaken.
     """
     letters = {tp: range_ for tp, range_ in ranges.items() if terms[tp].letter >= range_.from_}
-    below = {} if in_sequence else {tp: one for tp, one in ranges.items() if one and terms[tp].sequence != _NONE}
+    below = (
+        {} if in_sequence else {tp: range_ for tp, range_ in ranges.items() if range_ and terms[tp].sequence != _NONE}
+    )
     if letters or below:
         session.pass_letters(group, letters, below, actor=actor, gone=gone)
     if failures := {tp: range_ for tp, range_ in ranges.items() if terms[tp].failure >= range_.from_}:

@@ -75,8 +75,9 @@ class Transaction:
         self._database = store.database
         self._claim = claim
         self._lock_timeout = store.timeouts.lock if lock_timeout is None else lock_timeout
+        # Written to each row that it advances, so that the rows show whether a lost COMMIT took effect (decision 0005).
         self._id = uuid.uuid4()
-        # Unique, so that a look-up of this transaction's fate does not end another one of the same claim.
+        # Unique, so that a look-up of this transaction's fate does not end another transaction of the same claim.
         self._name = f"{claim.name}:{self._id.hex[:8]}"
         self._pid = os.getpid()
         self._was_used = False
@@ -126,16 +127,14 @@ class Transaction:
         claim does not know gets a row that starts at its range. ``lock({})`` blocks other claims when there is no range
         to lock.
 
-        :param terms: `Claim.terms` as they were when the records were read. A member of a fleet may have lost a
-            partition since then, and taken it again at another offset. By default those of now.
-        :param gone: records that Kafka no longer has. Dead letters of the others are superseded: the job reads them
-            again.
+        :param terms: `Claim.terms` as they were when the records were read; by default as they are now. A member of a
+            fleet may have lost a partition since then, and taken it again at another offset.
+        :param gone: records that Kafka no longer has. Letters of others are superseded: the job reads these again.
         :param in_sequence: whether later records of a key with an open dead letter wait, as letters too. Otherwise open
             letters below the ranges' ends are overtaken from now on.
         :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
-        :raises PartitionLost: another member of the fleet has a partition, and the claim no longer has it; or it has
-            another term of it.
+        :raises PartitionLost: another member of the fleet has a partition, or the claim has another term of it.
         :raises OffsetGap: a range begins above its stored offset.
         :raises LockTimeout: see `OffsetStore.transaction`.
         :raises ConfigurationError: a partition of a topic that the claim does not have.
@@ -148,7 +147,7 @@ class Transaction:
         try:
             self._is_in_sequence = in_sequence
             locks.lock(ranges, terms or {})
-            if not locks.is_manual:  # of what is only delivered, the marks tell how much is stored
+            if not locks.is_manual:  # else the ranges are only delivered: the marks tell how much is stored
                 self._settle_ahead(session, locks.remaining, gone)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
@@ -238,7 +237,7 @@ class Transaction:
         :param metadata: one value for all partitions of the call; ``None`` clears it. By default, what
             `Claim.store_metadata` was given for a partition, else it is kept. A partition whose range is in the results
             already keeps what it has: that belongs to a later offset.
-        :raises AdvanceMismatch: another range, a partition that was not locked, or one that was advanced already.
+        :raises AdvanceMismatch: another range, or a partition that was not locked or was advanced already.
         :raises MetadataError: see `offsetstore.Metadata`.
         :raises StaleClaim: the rows changed under the lock, which only your own SQL in this transaction can do.
         """
@@ -258,10 +257,10 @@ class Transaction:
     ) -> None:
         """Do `advance` and `check_deferred`, and check that the transaction is whole, in one round trip.
 
-        After it nothing may be written, so it is for code that lets no one else's follow. With manual marking it
-        stores the marks instead of the ranges' ends.
+        Nothing may be written after it, so call it only where no other code follows. With manual marking it stores the
+        marks instead of the ranges' ends.
 
-        :param metadata: the text of each partition that gets another one, except where `write_metadata` was called.
+        :param metadata: the new text of each partition that gets one, except where `write_metadata` was called.
         :raises AdvanceMismatch, StaleClaim, RowsRefused, UnexpectedCommit: as those two, and the block's end, do.
         """
         session = self._locks.locked("tx.finish")
@@ -276,12 +275,12 @@ class Transaction:
         self._move_all(session, wanted, notes.at_advance(new, given))
 
     def touch(self) -> None:
-        """Do `finish`, but advance by nothing: the locked rows then show whether this transaction was committed."""
+        """As `finish`, but advance by nothing: the locked rows then show whether this transaction was committed."""
         session = self._locks.locked("tx.touch")
         self._move_all(session, {tp: decision.remaining for tp, decision in self._locks.decisions.items()}, {})
 
     def check_deferred(self) -> None:
-        """Check deferred constraints now: if COMMIT fails on one, that can't be told from a lost answer.
+        """Check deferred constraints now: if COMMIT fails on one, that can't be told apart from a lost answer.
 
         Call it when all rows are written and the offsets advanced: a trigger may compare them.
 
@@ -302,7 +301,6 @@ class Transaction:
         return session
 
     def _store_marks(self, session: Session) -> None:
-        """Advance to the marks."""
         ranges = self.marks.ranges()
         self._settle_ahead(session, ranges)
         self._move_all(session, ranges, self._notes.at_advance(self.marks.offsets, self.marks.texts))
@@ -351,6 +349,7 @@ class Transaction:
             self._raise_ours(problem)
             raise
         if error is not None:
+            # Asked while the session is open. User code may have other connections, whose errors stay as they are.
             is_of_session = session.may_have_raised(error)
             session.rollback()
             if is_of_session:
@@ -367,6 +366,7 @@ class Transaction:
             raise ProtocolMisuse("a transaction in which rows were tried out ends in a commit")
         if locks.is_manual and locks.decisions and not locks.is_finished:
             self._store_marks(session)
+        # A COMMIT in the user's SQL, or a ROLLBACK TO, can't be refused: it is noticed here (decision 0007).
         if locks.is_locked and not locks.is_finished:
             self._check_whole(is_whole=session.is_whole())
         for tp, decision in locks.decisions.items():

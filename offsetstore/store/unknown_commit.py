@@ -4,13 +4,13 @@ Every advance writes a transaction id of its own into the rows, and a claim does
 rows that the transaction advanced (which waits until the old transaction has ended, one way or the other), and compare.
 One row is enough, since all moved or none. The token is not compared: the answer must not depend on whether another job
 has claimed the group since. PostgreSQL's own ``pg_xact_status`` would need less code, but after a failover the number
-may belong to another transaction.
+may belong to another transaction (decision 0005).
 
 A batch without ranges advances no row. Its mark gives the answer instead, read under the locks of the group and of the
 rows that the old transaction had locked: these wait for that transaction.
 
 If other members of a fleet have moved all rows on, the outcome is unknown, and does not matter: they began where the
-rows were once the transaction had ended, so what it has not stored they have read themselves.
+rows were once the transaction had ended, so they have read themselves what it has not stored.
 
 An error in the look-up itself is no answer, and no reason to repeat the work: the look-up is retried until the time is
 up, and then the fate is unknown.
@@ -36,8 +36,8 @@ _PAUSE = 0.2
 class Advanced:
     """What a transaction advanced: its id, and for each partition the id that the row held before.
 
-    ``token`` is its claim's, ``locked`` all partitions that it locked, in order, and ``makes_rows`` whether it may have
-    inserted some of these rows. ``mark`` is the query and the batch that it marked, or found marked.
+    ``token`` is its claim's, ``locked`` are all partitions that it locked, in order, and ``makes_rows`` tells whether
+    it may have inserted some of these rows. ``mark`` is the query and the batch that it marked, or found marked.
     """
 
     group: str
@@ -110,7 +110,7 @@ def settle(
 def _settle_by_mark(
     database: Database, advanced: Advanced, mark: tuple[UUID, int], *, timeout: float, cause: ConnectionLost
 ) -> None:
-    """The results of a marked batch are there once, even if a new owner wrote them."""
+    # The results of a marked batch are there once, whoever wrote them.
     _, batch_id = mark
     found = _rows(database, advanced, mark, timeout=timeout, cause=cause)
     if found.mark is not None and found.mark >= batch_id:

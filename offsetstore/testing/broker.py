@@ -11,7 +11,8 @@ from offsetstore.errors import BrokerError, GroupHasMembers, MetadataRefused, Of
 from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 
-_MAX_TEXT: Final = 4095  # characters of Java's: Kafka's default, less the zero byte that confluent-kafka adds
+# Java's characters: Kafka's default, less the zero byte that confluent-kafka adds (decision 0010).
+_MAX_TEXT: Final = 4095
 
 
 class StaticBroker:
@@ -144,13 +145,13 @@ class StaticBroker:
     def find_truncated(self, pairs: Mapping[TopicPartition, EpochPair]) -> dict[TopicPartition, int | None]:
         self.asked_epochs.append(dict(pairs))
         logs = self.log_ends(pairs)
-        found: dict[TopicPartition, int | None] = {}
+        truncated: dict[TopicPartition, int | None] = {}
         for tp, pair in pairs.items():
             parted = [at for epoch, at in self._parts.get(tp, ()) if epoch >= pair.leader_epoch and at < pair.offset]
             log = logs[tp]
             if parted and log.high is not None and log.beginning <= pair.offset <= log.high:
-                found[tp] = min(parted)
-        return found
+                truncated[tp] = min(parted)
+        return truncated
 
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition]
@@ -179,8 +180,12 @@ class StaticBroker:
             return TopicSnapshot(error=TopicMissing(f"Kafka has no topic {name}"))
         log = self._log(name, self.current)
         ends = {
-            number: LogEnds(one.beginning, one.end, self.last_stable.get(TopicPartition(name, number), one.end))
-            for number, one in log.partitions.items()
+            number: LogEnds(
+                watermarks.beginning,
+                watermarks.end,
+                self.last_stable.get(TopicPartition(name, number), watermarks.end),
+            )
+            for number, watermarks in log.partitions.items()
         }
         return TopicSnapshot(log.topic_id, len(ends), ends)
 
@@ -196,7 +201,7 @@ class StaticBroker:
         self._check(())
         self.lookups += 1
         return {
-            (tp, time): next((FoundRecord(*one) for one in self._records_of(tp) if one[1] >= time), None)
+            (tp, time): next((FoundRecord(*record) for record in self._records_of(tp) if record[1] >= time), None)
             for tp, time in asked
             if tp.topic in self.current.topics
         }
@@ -205,13 +210,13 @@ class StaticBroker:
         if not self.may_read:
             return {}
         return {
-            tp: next((FoundRecord(*one) for one in self._records_of(tp) if one[0] >= offset), None)
+            tp: next((FoundRecord(*record) for record in self._records_of(tp) if record[0] >= offset), None)
             for tp, offset in offsets.items()
         }
 
     def _records_of(self, tp: TopicPartition) -> list[tuple[int, int]]:
         beginning = self.current.topics[tp.topic].partitions[tp.partition].beginning
-        return sorted(one for one in self.records.get(tp, {}).items() if one[0] >= beginning)
+        return sorted(record for record in self.records.get(tp, {}).items() if record[0] >= beginning)
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         self._check({tp.topic for tp in offsets})
@@ -233,14 +238,20 @@ class StaticBroker:
 
     def _log(self, topic: str, shown: BrokerView) -> TopicLog:
         log = shown.topics[topic]
-        whole = all(one.high is not None and one.leader_epoch is not None for one in log.partitions.values())
+        whole = all(
+            watermarks.high is not None and watermarks.leader_epoch is not None
+            for watermarks in log.partitions.values()
+        )
         if whole and self.has_ids and not self.epochs:
             return log
-        known = {number: self._known(TopicPartition(topic, number), one) for number, one in log.partitions.items()}
+        known = {
+            number: self._known(TopicPartition(topic, number), watermarks)
+            for number, watermarks in log.partitions.items()
+        }
         return replace(log, topic_id=log.topic_id if self.has_ids else None, partitions=known)
 
     def _known(self, tp: TopicPartition, shown: Watermarks) -> Watermarks:
-        """What the view does not say itself: its ends are high watermarks, and nobody has changed the leader."""
+        """Fill in what the view leaves out: its ends are high watermarks, and the leader has not changed."""
         high = shown.end if shown.high is None else shown.high
         epoch = self.epochs.get(tp, shown.leader_epoch or 0)
         return Watermarks(shown.beginning, shown.end, high=high, leader_epoch=epoch)

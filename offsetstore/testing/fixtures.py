@@ -86,10 +86,11 @@ def offsetstore_template(offsetstore_postgres: PostgresServer) -> str:
 
 
 def copy_database(server: PostgresServer, name: str, *, template: str) -> str:
-    """Copy a migrated database that has no jobs, as one of its own, and return its URL."""
+    """Copy a migrated database that has no jobs, as a store of its own, and return its URL."""
     from offsetstore.postgres.statements import TAKE_HOME  # noqa: PLC0415
 
     url = server.create_database(name, template=template)
+    # A claim would refuse the copy as `StoreMoved`: its home is still the template (decision 0050).
     server.sql(TAKE_HOME.replace("{s}", ""), database=name)
     return url
 

@@ -44,8 +44,8 @@ def print_event(kind: str, **what: Any) -> None:
 def parse_event(line: str) -> OutputLine | None:
     """Read the event in a line of a job's output, if there is one. A failpoint's line is the event ``reached``."""
     if line.startswith('{"job": '):
-        found = json.loads(line)
-        return OutputLine(found.pop("job"), found.pop("at"), found)
+        what = json.loads(line)
+        return OutputLine(what.pop("job"), what.pop("at"), what)
     if point := _FAILPOINT.search(line):
         return OutputLine("reached", time.monotonic(), {"point": point[1], "action": point[2], "pid": int(point[3])})
     return None
@@ -54,7 +54,7 @@ def parse_event(line: str) -> OutputLine | None:
 class BatchPrinter:
     """An observer for a job's store: prints ``begun`` and ``done`` for each micro-batch, its id, ranges and process.
 
-    Batches that are kept are done when they are flushed, under the last one's id.
+    Kept batches are done when they are flushed, under the id of the last of them.
     """
 
     def on(self, event: events.Event) -> None:
@@ -127,23 +127,20 @@ class JobProcess:
 
     @property
     def jvm_runs(self) -> bool:
-        """Whether its Java runs."""
         # Its command line names our jars; a process id alone may be another process's by now.
         return bool(self.jvm) and is_process_of(self.jvm, cache_directory())
 
     @property
     def end_of_log(self) -> str:
-        """The last lines of its output."""
         return tail(self.log, lines=30)
 
     def write(self, line: str) -> None:
-        """Send a line to its standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def wait_for_more(self, seen: int, seconds: float) -> None:
-        """Wait until there are more than ``seen`` events, or the time is over."""
+        """Wait until there are more than ``seen`` events, for at most ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.events) > seen, seconds)
 
@@ -151,16 +148,19 @@ class JobProcess:
         """Wait for the ``count``th event of a kind from event ``since`` on.
 
         :param timeout: in seconds.
-        :raises AssertionError: it does not come; with the end of the log.
+        :raises AssertionError: it does not come, or the process ends without it; the text has the end of the log.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
-                found = [event for event in self.events[since:] if event.kind == kind]
-                if len(found) >= count:
-                    return found[count - 1]
+                matching = [event for event in self.events[since:] if event.kind == kind]
+                if len(matching) >= count:
+                    return matching[count - 1]
                 left = deadline - time.monotonic()
-                if left <= 0 or (self.exit_status is not None and not any(one.is_alive() for one in self._readers)):
+                # The output of a process that has ended is read to its end first: the event may be in it.
+                if left <= 0 or (
+                    self.exit_status is not None and not any(reader.is_alive() for reader in self._readers)
+                ):
                     others = [event.kind for event in self.events[since:]][-12:]
                     raise AssertionError(
                         f"no {kind!r} within {timeout:.0f} s (exit status {self.exit_status}; events: {others})\n"

@@ -31,7 +31,6 @@ class LetterMemory(MemoryTransaction):
     """See the module."""
 
     def rows(self, group: str) -> dict[TopicPartition, StoredOffset]:
-        """The group's rows, in order."""
         rows = self.table("kafka_partitions")
         return {tp: rows[name, tp] for name, tp in sorted(rows) if name == group}
 
@@ -42,7 +41,7 @@ class LetterMemory(MemoryTransaction):
             rows = self.rows(group)
             for new in letters:
                 tp = new.topic_partition
-                known = [row.topic_id for one, row in rows.items() if one.topic == tp.topic and row.topic_id]
+                known = [row.topic_id for other, row in rows.items() if other.topic == tp.topic and row.topic_id]
                 key = (tp, new.offset, max(known, default=""))
                 self.lock(LETTERS, group, *key)
                 before = self.get(LETTERS, group, *key)
@@ -68,11 +67,13 @@ class LetterMemory(MemoryTransaction):
 
     def open_letters(self, group: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         with self.statement():
-            rows, found = self.rows(group), self._letters(group, OPEN)
+            rows, letters = self.rows(group), self._letters(group, OPEN)
             ahead = (
-                one for one in found if _is_current(one, rows) and one.offset >= rows[one.topic_partition].next_offset
+                letter
+                for letter in letters
+                if _is_current(letter, rows) and letter.offset >= rows[letter.topic_partition].next_offset
             )
-            return _highest(ahead), _highest(one for one in found if one.is_in_sequence)
+            return _highest(ahead), _highest(letter for letter in letters if letter.is_in_sequence)
 
     def pass_letters(
         self,
@@ -91,9 +92,9 @@ class LetterMemory(MemoryTransaction):
             return replace(letter, sequence=(letter.sequence or b"") + b"\0") if letter.is_in_sequence else None
 
         with self.statement():
-            read = [one for one in self._within(group, OPEN, again) if one.key[:2] not in gone]
+            read = [letter for letter in self._within(group, OPEN, again) if letter.key[:2] not in gone]
             passed = list(filter(is_passed, self._letters(group, OPEN)))
-            for key in sorted({one.key for one in (*read, *passed)}):
+            for key in sorted({letter.key for letter in (*read, *passed)}):
                 self.lock(LETTERS, group, *key)
             reason = "the job has read the record again"
             self._change(group, read, OPEN, state="superseded", actor=actor, reason=reason)
@@ -102,7 +103,7 @@ class LetterMemory(MemoryTransaction):
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:
-        return {one.key[:2]: one.sequence for one in self._within(group, OPEN, ranges)}
+        return {letter.key[:2]: letter.sequence for letter in self._within(group, OPEN, ranges)}
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
         with self.statement():
@@ -113,8 +114,8 @@ class LetterMemory(MemoryTransaction):
                     self.put(LETTERS, (group, *new.key), new)
 
     def failures(self, group: str) -> dict[tuple[TopicPartition, int], Failed]:
-        found = self.table(FAILURES).items()
-        return {(tp, offset): failed for (name, tp, offset), failed in found if name == group}
+        rows = self.table(FAILURES).items()
+        return {(tp, offset): failed for (name, tp, offset), failed in rows if name == group}
 
     def write_failures(self, group: str, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
         for place, failed in failures.items():
@@ -126,7 +127,7 @@ class LetterMemory(MemoryTransaction):
                 self.put(FAILURES, (group, tp, offset), None)
 
     def drop_failures(self, group: str, offsets: Mapping[TopicPartition, NewOffset]) -> None:
-        """Delete the attempts of partitions whose stored offset, or topic, will be another."""
+        """Delete the attempts of partitions whose stored offset or topic changes."""
         rows = self.rows(group)
         for tp, offset in self.failures(group):
             row, new = rows.get(tp), offsets.get(tp)
@@ -139,16 +140,14 @@ class LetterMemory(MemoryTransaction):
     # -- for tests, what a person would see and decide
 
     def dead_letters(self, group: str) -> list[Letter]:
-        """See `InMemoryOffsetStore`."""
         return self._letters(group)
 
     def decide_letters(
         self, group: str, keys: Collection[LetterKey] | None, state: LetterState, *, forced: bool
     ) -> None:
-        """See `InMemoryOffsetStore`."""
         chosen = self._letters(group, OPEN) if keys is None else self._known(group, keys)
         if keys is None and state == "requested":
-            chosen = [one for one in chosen if one.state == "dead" and one.payload is not None]
+            chosen = [letter for letter in chosen if letter.state == "dead" and letter.payload is not None]
         self._change(group, chosen, OPEN, state=state, forced=forced, actor="a test", reason="decided by a test")
 
     # -- letters that are replayed
@@ -167,24 +166,26 @@ class LetterMemory(MemoryTransaction):
     ) -> list[Letter]:
         with self.statement():
             rows, dead = self.rows(group), self._letters(group, ("dead",))
-            found = [
+            ready = [
                 letter
                 for letter in self._letters(group, ("requested",))
                 if (tp := letter.topic_partition).topic in topics
                 and (partitions is None or tp in partitions)
                 and tp in rows
+                # A letter ahead of the job, after a reset, is passed by a batch: replayed, it would be written twice
+                # (decision 0036).
                 and (letter.offset < rows[tp].next_offset or not _is_current(letter, rows))
-                and not any(_precedes(one, letter) for one in dead)
+                and not any(_precedes(earlier, letter) for earlier in dead)
             ]
-        return _page(found, limit, max_bytes)
+        return _page(ready, limit, max_bytes)
 
     def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
         with self.statement():
-            found = sorted(one.key for one in self._known(group, keys))
-            for key in found:
+            known = sorted(letter.key for letter in self._known(group, keys))
+            for key in known:
                 self.lock(LETTERS, group, *key)
             # As they are now: another transaction may have changed them while we waited.
-            now = {key: self.get(LETTERS, group, *key) for key in found}
+            now = {key: self.get(LETTERS, group, *key) for key in known}
             return {key: ChosenLetter.of(letter) for key, letter in now.items() if letter is not None}
 
     def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
@@ -201,37 +202,38 @@ class LetterMemory(MemoryTransaction):
         return self._change(group, self._known(group, failed), ("requested",), returned, **decided)
 
     def open_sequences(self, group: str) -> dict[bytes, int]:
-        found: dict[bytes, int] = {}
+        sequences: dict[bytes, int] = {}
         rows = self.rows(group)
         for letter in self._letters(group, OPEN):
             is_below = _is_current(letter, rows) and letter.offset < rows[letter.topic_partition].next_offset
             if letter.sequence is not None and letter.is_in_sequence and is_below:
-                found.setdefault(letter.sequence, letter.offset)
-        return found
+                sequences.setdefault(letter.sequence, letter.offset)
+        return sequences
 
     def _letters(self, group: str, states: Collection[LetterState] = STATES) -> list[Letter]:
         """The group's letters in these states, in the order in which they are locked."""
-        found = [one for (name, *_), one in self.table(LETTERS).items() if name == group and one.state in states]
-        return sorted(found, key=lambda one: one.key)
+        rows = self.table(LETTERS).items()
+        letters = [letter for (name, *_), letter in rows if name == group and letter.state in states]
+        return sorted(letters, key=lambda letter: letter.key)
 
     def _within(
         self, group: str, states: Collection[LetterState], ranges: Mapping[TopicPartition, OffsetRange]
     ) -> list[Letter]:
-        """Those in the ranges, of the topics that there are now."""
+        """The letters in the ranges, of current topics."""
         rows = self.rows(group)
         return [
-            one
-            for one in self._letters(group, states)
-            if _is_current(one, rows)
-            and (range_ := ranges.get(one.topic_partition))
-            and range_.from_ <= one.offset < range_.until
+            letter
+            for letter in self._letters(group, states)
+            if _is_current(letter, rows)
+            and (range_ := ranges.get(letter.topic_partition))
+            and range_.from_ <= letter.offset < range_.until
         ]
 
     def _named(self, group: str, key: LetterKey) -> Letter | None:
         if key.topic_id is not None:
             return self.get(LETTERS, group, *key)
-        of_record = [one for one in self._letters(group) if one.key[:2] == key[:2]]
-        return max(of_record, key=lambda one: (one.created_at, one.topic_id), default=None)
+        of_record = [letter for letter in self._letters(group) if letter.key[:2] == key[:2]]
+        return max(of_record, key=lambda letter: (letter.created_at, letter.topic_id), default=None)
 
     def _known(self, group: str, keys: Collection[LetterKey]) -> list[Letter]:
         return [letter for key in keys if (letter := self._named(group, key)) is not None]
@@ -246,11 +248,11 @@ class LetterMemory(MemoryTransaction):
     ) -> int:
         """Lock letters, and change those that are still in one of the states; return how many.
 
-        :param decided: values of a decision, which is made now.
+        :param decided: the values of a decision; the letters get its time too.
         """
         changed = 0
         with self.statement():
-            for letter in sorted(letters, key=lambda one: one.key):
+            for letter in sorted(letters, key=lambda letter: letter.key):
                 self.lock(LETTERS, group, *letter.key)
                 now: Letter | None = self.get(LETTERS, group, *letter.key)
                 new = change(now) if now is not None and now.state in states else None
@@ -268,29 +270,29 @@ def _storable(error: LetterError) -> LetterError:
 
 
 def _highest(letters: Iterable[Letter]) -> dict[TopicPartition, int]:
-    found: dict[TopicPartition, int] = {}
-    for one in letters:
-        found[one.topic_partition] = max(one.offset, found.get(one.topic_partition, 0))
-    return found
+    highest: dict[TopicPartition, int] = {}
+    for letter in letters:
+        highest[letter.topic_partition] = max(letter.offset, highest.get(letter.topic_partition, 0))
+    return highest
 
 
 def _is_current(letter: Letter, rows: Mapping[TopicPartition, StoredOffset]) -> bool:
-    """Whether it is of the topic that there is now, as far as is known."""
+    """Whether the letter is of the current topic, and not of one that was deleted since, as far as is known."""
     row = rows.get(letter.topic_partition)
     return row is not None and letter.topic_id in {"", row.topic_id or letter.topic_id}
 
 
-def _precedes(one: Letter, letter: Letter) -> bool:
+def _precedes(earlier: Letter, letter: Letter) -> bool:
     return (
         letter.sequence is not None
-        and one.sequence == letter.sequence
-        and one.offset < letter.offset
-        and (one.topic_id == letter.topic_id or "" in {one.topic_id, letter.topic_id})
+        and earlier.sequence == letter.sequence
+        and earlier.offset < letter.offset
+        and (earlier.topic_id == letter.topic_id or "" in {earlier.topic_id, letter.topic_id})
     )
 
 
 def _page(letters: list[Letter], limit: int, max_bytes: int) -> list[Letter]:
-    """The first of them, up to so many bytes of keys, values and headers, but at least one."""
+    """The first ``limit`` letters, up to ``max_bytes`` of keys, values and headers, but at least one."""
     page: list[Letter] = []
     size = 0
     for letter in letters[:limit]:

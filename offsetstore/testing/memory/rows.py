@@ -23,7 +23,7 @@ _SERIAL = count(1)
 
 
 class Tables(defaultdict[str, dict[Key, Any]]):
-    """The rows of each table, by primary key; in what a transaction wrote ``None`` stands for one that it deleted."""
+    """The rows of each table, by primary key; ``None`` in what a transaction wrote stands for a row that it deleted."""
 
     def __init__(self) -> None:
         super().__init__(dict)
@@ -55,7 +55,7 @@ class Changes:
 
 
 class Shared:
-    """What all transactions of one database share; ``changed`` guards it, and notifies those that wait for a lock.
+    """What all transactions of one database share; ``changed`` guards it, and wakes those that wait for a lock.
 
     A deadlock is not distinguished from a long wait: ``lock_timeout`` ends both.
     """
@@ -70,7 +70,8 @@ class Shared:
 
     def holder(self, table: str, *key: object) -> MemoryTransaction | None:
         """The transaction that has locked the row FOR UPDATE."""
-        return next((one for one, is_update in self.held.get((table, *key), {}).items() if is_update), None)
+        locks = self.held.get((table, *key), {})
+        return next((transaction for transaction, is_update in locks.items() if is_update), None)
 
 
 class MemoryTransaction:
@@ -79,7 +80,7 @@ class MemoryTransaction:
     def __init__(self, shared: Shared, name: str, lock_timeout: float | None) -> None:
         self.name = name
         self.terminates: tuple[float, str] | None = None
-        """The `time.monotonic` from which it ends those that block it, and the prefix of their names."""
+        """When it begins to end transactions that block it (`time.monotonic`), and the prefix of their names."""
         self.connection = MemoryConnection(self)
         self.was_ended = False
         """Whether user code has tried to end the transaction."""
@@ -136,7 +137,6 @@ class MemoryTransaction:
             return self._changes.copy()
 
     def go_back(self, saved: Changes) -> None:
-        """Undo what was written since."""
         with self.statement():
             self._changes = saved.copy()
 
@@ -154,7 +154,7 @@ class MemoryTransaction:
         return {key: row for key, row in both.items() if row is not None}
 
     def get(self, name: str, *key: object) -> Any:
-        """One of these rows, ``None`` if there is none."""
+        """The row as `table` would have it, ``None`` if there is none."""
         with self.statement():
             written, committed = self._changes.tables[name], self._shared.tables[name]
             return written[key] if key in written else committed.get(key)
@@ -196,10 +196,10 @@ class MemoryTransaction:
             self._shared.changed.wait(min(wakes) - now if wakes else None)
             self._check_alive()
         locks = self._shared.held.setdefault(key, {})
+        # FOR SHARE after FOR UPDATE does not weaken the lock.
         locks[self] = locks.get(self, False) or not share
 
     def has_lock(self, *key: object) -> bool:
-        """Whether it has locked the row."""
         return self in self._shared.held.get(key, {})
 
     def is_free(self, *key: object) -> bool:
@@ -241,7 +241,7 @@ class MemoryConnection:
     def __getattr__(self, name: str) -> NoReturn:
         """There is no SQL in memory.
 
-        :raises AttributeError: always, saying what there is.
+        :raises AttributeError: always, naming the methods that exist.
         """
         raise AttributeError(
             f"in memory tx.connection has no {name!r}: it takes rows by append(table, row) and extend(table, rows); "

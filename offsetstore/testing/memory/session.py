@@ -85,8 +85,9 @@ class MemorySession(LetterMemory):
             if row is None or row.token.epoch == 0:
                 return None
             now = self._clock()
-            beats = (one.beat_at for one in self._members(group, row.token.claim_id).values())
-            of_members = [one for one in beats if one < now + LIVE]
+            # A heartbeat far in the future is from before the clock was set back (decision 0026).
+            beats = (member.beat_at for member in self._members(group, row.token.claim_id).values())
+            of_members = [at for at in beats if at < now + LIVE]
             beat = self.get(_BEATS, row.token.claim_id) or max(of_members, default=None)
             [ending] = self.get(_ENDINGS, row.token.claim_id) or [None]
             is_over = row.pause is not None and row.pause.until is not None and row.pause.until <= now
@@ -268,7 +269,6 @@ class MemorySession(LetterMemory):
             return new
 
     def _ours(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Those with rows that still have the token."""
         return [tp for tp, row in self.rows(group).items() if tp in partitions and row.token == token]
 
     def _set(self, group: str, tp: TopicPartition, **values: Any) -> None:
@@ -393,15 +393,15 @@ class MemorySession(LetterMemory):
             owner = self._group(group)
             if owner is None or owner.fleet is None:
                 return []
-            found = [
+            members = [
                 FleetMember(member_id, row.owner, row.joined_at, self._clock() - row.beat_at)
                 for member_id, row in self._members(group, owner.token.claim_id).items()
             ]
-            return sorted(found, key=lambda member: (member.joined_at, member.member_id))
+            return sorted(members, key=lambda member: (member.joined_at, member.member_id))
 
     def _members(self, group: str, fleet_id: UUID) -> dict[UUID, MemberRow]:
         rows: dict[tuple[str, UUID], MemberRow] = self.table(_MEMBERS)
-        return {one: row for (name, one), row in rows.items() if name == group and row.fleet_id == fleet_id}
+        return {member_id: row for (name, member_id), row in rows.items() if name == group and row.fleet_id == fleet_id}
 
     # -- the outbox, which no relay reads
 
