@@ -16,7 +16,7 @@ from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import OffsetRange, TopicPartition
 
 Cause: TypeAlias = Literal["rejected", "refused", "raised", "sequence"]
-"""Rejected by ``transform``, refused by the database, raised by the user's function; or, ``sequence``, it waits behind an
+"""Rejected by ``transform``, refused by the database, raised by the user's function; ``sequence``: it waits behind an
 earlier record of its key."""
 
 LetterState: TypeAlias = Literal["dead", "requested", "replayed", "discarded", "superseded"]

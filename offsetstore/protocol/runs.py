@@ -35,8 +35,8 @@ ErrorSource: TypeAlias = Literal["batch", "job", "flush", "idle", "retry", "mirr
 the copy to Kafka, a start that was refused."""
 
 LOOP: Final = 3
-"""A live job counts as ``failed`` if this many runs failed or fell silent in the last 15 minutes, and no run has lasted a
-minute since then: it is started again and again. A good run counts as live a minute after its start."""
+"""A live job counts as ``failed`` if this many runs failed or fell silent in the last 15 minutes, and no run has lasted
+a minute since then: it is started again and again. A good run counts as live a minute after its start."""
 
 _LATE: Final = timedelta(seconds=8)
 """A heartbeat comes every five seconds; a run without one for this long was probably silent when it was replaced."""
