@@ -79,12 +79,15 @@ class Background:
 
 
 def meanwhile(name: str, work: Callable[[], _T]) -> Future[_T]:
-    """Call ``work`` in a daemon thread, which the process's exit does not wait for."""
+    """Call ``work`` in a daemon thread, which the process's exit does not wait for.
+
+    If no thread can be started, the future has that error.
+    """
     future: Future[_T] = Future()
     try:
         threading.Thread(target=_answer, args=(future, work), name=name, daemon=True).start()
     except RuntimeError as error:
-        # There can be no more threads. The work is not done in this one: its caller must not wait for as long as it takes.
+        # There can be no more threads. The work is not done in this one, whose caller must not wait for it.
         future.set_exception(without_frames(error))
     return future
 

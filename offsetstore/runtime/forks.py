@@ -61,8 +61,8 @@ def keep_from_children(connection: HasSocket) -> None:
 def _take_sockets() -> None:
     """In a child: what is sent fails, and what is read has ended. The parent's socket stays open."""
     for connection in list(_kept):
-        # Suppressed: it is closed, or was never connected. ``dup2``, since to close it is not safe: libpq's memory may be in
-        # the middle of another thread's call (decision 0053).
+        # An error means that it is closed, or was never connected. ``dup2``, since closing it is not safe: libpq's
+        # memory may be in the middle of another thread's call (decision 0053).
         with suppress(Exception):
             os.dup2(_nowhere[0].fileno(), connection.fileno(), inheritable=False)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 APART: Final = 1.0
-"""Seconds. `timeout` signals its program and then the program's group; others signal a group and each of its processes."""
+"""Seconds. `timeout` signals its program and then the program's group; others signal a group and each process in it."""
 
 
 class StopRequests:
