@@ -76,15 +76,15 @@ def known_ids(rows: Mapping[TopicPartition, StoredOffset]) -> dict[str, str]:
 def same_logs(rows: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> dict[TopicPartition, Watermarks]:
     """The logs of the rows' own topics: both ids are known and equal."""
     known = known_ids(rows)
-    found: dict[TopicPartition, Watermarks] = {}
+    logs: dict[TopicPartition, Watermarks] = {}
     for tp, row in rows.items():
         topic = view.topics.get(tp.topic)
         # Without ids, as with old brokers, the rules for recreated topics apply (decisions 0023 and 0049).
         if topic is None or not topic.topic_id or topic.topic_id != (row.topic_id or known.get(tp.topic)):
             continue
         if (log := topic.partitions.get(tp.partition)) is not None:
-            found[tp] = log
-    return found
+            logs[tp] = log
+    return logs
 
 
 def look(

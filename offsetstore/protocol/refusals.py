@@ -117,9 +117,9 @@ class Topics:
     def untold(self) -> list[Blocked]:
         """The blocked topics that are to be reported: each at most once a minute."""
         now, waiting = self._clock(), self.blocked
-        told = [blocked for blocked in waiting if now - self._told.get(blocked.topic, -_TOLD) >= _TOLD]
-        self._told = {blocked.topic: now if blocked in told else self._told[blocked.topic] for blocked in waiting}
-        return told
+        due = [blocked for blocked in waiting if now - self._told.get(blocked.topic, -_TOLD) >= _TOLD]
+        self._told = {blocked.topic: now if blocked in due else self._told[blocked.topic] for blocked in waiting}
+        return due
 
     def turn(self) -> str | None:
         """The topic whose rows are next; ``None`` for all topics that are not apart."""
@@ -179,7 +179,8 @@ class Topics:
             return
         if apart.ceiling >= self._most:
             del self._apart[topic]
-        # Halving has found the size that the topic's ``max.message.bytes`` allows: it is tried again only now and then.
+        # The ceiling is the size that halving has found to fit ``max.message.bytes``: a larger one is tried only after
+        # many batches (decision 0095).
         apart.ceiling, apart.calm = min(self._most, 2 * apart.ceiling), _CALM
 
     def passed(self, rows: Sequence[RowOfTopic]) -> None:

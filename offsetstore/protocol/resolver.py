@@ -115,10 +115,10 @@ def _without_deleted(
 
 
 def _by_topic(values: Mapping[TopicPartition, _T]) -> dict[str, dict[TopicPartition, _T]]:
-    found: dict[str, dict[TopicPartition, _T]] = {}
+    by_topic: dict[str, dict[TopicPartition, _T]] = {}
     for tp, value in values.items():
-        found.setdefault(tp.topic, {})[tp] = value
-    return found
+        by_topic.setdefault(tp.topic, {})[tp] = value
+    return by_topic
 
 
 def _judge_cluster(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> None:

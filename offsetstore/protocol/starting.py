@@ -103,7 +103,7 @@ class StartingOffsets:
                 "StartPolicy(auto_offset_reset=...)."
             )
         what = f"it {' and '.join(does)} of {', '.join(sorted({tp.topic for tp in starts}))}"
-        # Most of these are new jobs, so nothing is refused (decision 0058).
+        # Most of these are new jobs: a hint is enough (decision 0058).
         if not self.similar:
             return (
                 f"group {self.unknown!r} is new: {what}. If its job ran before under another name, or without "

@@ -124,7 +124,6 @@ def chain(
 
 
 def tells_of_outage(error: BaseException) -> bool:
-    """Whether any error in its chain is an outage, by its class or by a base class."""
     return any(is_outage(kind.__name__) for link in chain(error) for kind in type(link).__mro__)
 
 
