@@ -220,7 +220,7 @@ class RecordsHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainChanged:
-    """A sink begins to replay requested dead letters without a query, or that has ended, by an error or not."""
+    """A sink begins to replay requested dead letters without a query, or it has ended that, by an error or not."""
 
     group: str
     is_running: bool

@@ -66,7 +66,7 @@ def run_state(ending: Ending | None, silence: timedelta | None, failures: int = 
             return ending
         case None if silence is not None:
             return "silent" if not is_live(silence) else "failed" if failures >= LOOP else "live"
-        # Without an ending and a heartbeat it is the owner of a decision, which sends none.
+        # It was closed, or is the owner of a decision, which sends no heartbeats.
         case _:
             return "ended"
 
