@@ -75,12 +75,12 @@
           +-- KafkaColumnsMissing    the sink needs Kafka's coordinates, and the DataFrame has lost them
           +-- ExecutorEnvironment    Spark's executors lack the packages that write, or have other versions
 
-Each carries what was found, what was expected and the next step, as attributes and in its text, and the
-partition if it is about one. Each can be pickled, to cross a process boundary.
+Each carries what was found, what was expected and the next step, as attributes and in its text, and the partition if
+it is about one. Each can be pickled, to cross a process boundary.
 
-`Outage` is not one of them: it is yours to raise. Nor is `FunctionEnded`: its cause is what your function has raised.
+`Outage` is not one of them: it is yours to raise. Nor is `FunctionEnded`: its cause is what your function raised.
 
-`exit_code` says with which code a process ends that an error has ended, a command's or a job's.
+`exit_code` is the code with which a process ends after an error, a command's or a job's.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ from offsetstore.offsets import OffsetRange, TopicPartition
 
 
 def _or_try(python: str, options: str) -> tuple[str, str]:
-    """Words of a start that is refused: a command can show what each answer would lead to."""
+    """Word the next step of a refused start: a command can show what each answer would lead to."""
     return python, f"{python} (To see where the job would then start: {options}.)"
 
 
 def _after_looking(skip: str, repeat: str) -> str:
-    """Words of a relay's start that is refused."""
+    """Word the next step of a relay's refused start."""
     return (
         "Correct the address or the anchor if it is wrong. Otherwise look for these rows' records in their topics, and "
         f"start once with {skip} if they are there, or {repeat} if they are not."
@@ -108,17 +108,17 @@ def _after_looking(skip: str, repeat: str) -> str:
 
 
 class NextStep(StrEnum):
-    """A next step that is another one in Python, at the command line and on a page of the dashboard.
+    """A next step that is worded differently in Python, at the command line and on a page of the dashboard.
 
-    As a text it is Python's, and ``command`` and ``page`` are the others'. `step_for` also takes a step that is worded
-    alike for all.
+    As a text it is Python's; ``command`` and ``page`` are the others. `step_for` also takes a step with one wording for
+    all.
     """
 
     command: str
     page: str
 
     def __new__(cls, python: str, command: str | None = None, page: str | None = None) -> Self:
-        """Without words of their own, the others read Python's."""
+        """Without words of their own, the command line and the page show Python's."""
         made = str.__new__(cls, python)
         made._value_ = python
         made.command, made.page = command or python, page or python
@@ -197,16 +197,16 @@ class NextStep(StrEnum):
 
 
 def step_for(audience: Literal["command", "page"], step: str) -> str:
-    """Word an error's next step for those who have not called Python."""
+    """Word an error's next step for a reader who has not called Python."""
     return getattr(step, audience) if isinstance(step, NextStep) else step
 
 
 class OffsetStoreError(Exception):
     """The root of the tree above.
 
-    ``what`` says what happened, ``found`` and ``expected`` are values a program can look at, ``next_step`` tells a
-    person what to do. ``topic_partition`` is ``None`` if the error is not about one partition; ``doing`` then says
-    in which batch, with which ranges or in which claim it happened.
+    ``what`` says what happened, ``found`` and ``expected`` are values that a program can look at, ``next_step`` tells a
+    person what to do. ``topic_partition`` is ``None`` if the error is not about one partition; ``doing`` then says in
+    which batch, with which ranges or in which claim it happened.
     """
 
     next_step: str = ""
@@ -301,8 +301,8 @@ class StoreUnavailable(OffsetStoreError):
 class MissingPrivilege(OffsetStoreError):
     """The role lacks a privilege in the database; nothing was written.
 
-    ``grants`` are the arguments of `offsetstore grants` that print it, of which the first two name the role; ``None``
-    if that command doesn't grant it.
+    ``grants`` are the arguments with which `offsetstore grants` prints it; the first two name the role. ``None`` if
+    that command doesn't grant it.
     """
 
     grants: Sequence[str] | None = None
@@ -320,12 +320,12 @@ class MissingPrivilege(OffsetStoreError):
         return self
 
     def granted_as(self, option: str) -> Self:
-        """Say that the role is another one than a job's, whose rights are granted by this option; return the error."""
+        """Say that the role is not a job's, and that this option grants its privileges; return the error."""
         return self if self.grants is None else self.granted_by(option, *self.grants[1:])
 
 
 class PlanChanged(OffsetStoreError):
-    """A decision would no longer do what its plan has shown: something has changed since. Nothing was done.
+    """A decision would no longer do what its plan showed: something has changed since. Nothing was done.
 
     ``plan`` is what it would do now, as a dry run returns it.
     """
@@ -372,7 +372,7 @@ class BrokerRefused(BrokerError):
 
 
 class TlsFailed(BrokerRefused):
-    """No TLS connection to Kafka: a certificate is not trusted, has expired, or is not there."""
+    """No TLS connection to Kafka: a certificate is not trusted, has expired, or is missing."""
 
 
 class GroupHasMembers(BrokerRefused):
@@ -436,7 +436,7 @@ class LogTruncated(OffsetOutOfRange):
 
 
 class TopicRecreated(StartError):
-    """The log is not the one that the stored offset belongs to, or ends below the offset and might be another one."""
+    """The log is not the one that the stored offset belongs to, or it ends below the offset and might be another."""
 
     default_next_step = NextStep.RESTART_TOPIC
 
@@ -461,7 +461,7 @@ class ForeignStore(StartError):
     """Kafka holds a copy of an offset that another offsetstore made for this group.
 
     The other database is still used, and this job is another one of that name, or this database is a copy of it; or the
-    other one was lost, and this one made anew.
+    other database was lost, and this one was made anew.
     """
 
     default_next_step = (
@@ -475,7 +475,7 @@ class ForeignStore(StartError):
 class StoreMoved(StartError):
     """The tables are in another database than the one whose offsets they hold; no job was fenced.
 
-    That is so after CREATE DATABASE … TEMPLATE, a dump and its restore, ``pg_upgrade``, and logical replication. Only
+    This happens after CREATE DATABASE … TEMPLATE, a dump and its restore, ``pg_upgrade``, and logical replication. Only
     you know whether the database was moved, or copied while the original goes on.
     """
 
@@ -545,8 +545,9 @@ class StaleClaim(ClaimError):
 class PartitionLost(StaleClaim):
     """Another member of the fleet has taken the partition, or this one has given it back. Nothing was written.
 
-    If the answer to COMMIT was lost and others have gone on since, it may have been: they have begun behind it then.
-    The fleet still has the group. The member's claim no longer has the partitions that it has lost; others may go on.
+    Except if the answer to COMMIT was lost and others have gone on since: then it may have been written, and they have
+    begun behind it. The fleet still has the group. The member's claim no longer has the lost partitions, and keeps the
+    rest.
     """
 
     default_next_step = "Leave the partition out, and write the rest again; take it again if Kafka assigns it."
@@ -559,7 +560,7 @@ class GroupBusy(ClaimError):
 
 
 class ClaimInUse(ClaimError):
-    """A claim serves one streaming query; a second one would skip what the first has written."""
+    """A claim serves one streaming query; a second query would skip what the first has written."""
 
     default_next_step = "Give each query a consumer group and a claim of its own."
 
@@ -571,7 +572,7 @@ class GroupRenamed(ClaimError):
 
 
 class RelayFenced(OffsetStoreError):
-    """Another relay has taken the outbox over; this one sends nothing more. What it has sent is counted once."""
+    """Another relay has taken the outbox over; this one sends nothing more. What it sent is not sent again."""
 
     default_next_step = "One relay serves a store. Start this one again only if the other should not be running."
 
@@ -600,7 +601,6 @@ class LockTimeout(TransactionError):
     default_next_step = "See what the holder is doing (pg_stat_activity), or raise lock_timeout."
 
     def name_holder(self, holder: str) -> None:
-        """Say who has locked it."""
         self.found = holder
         self.args = (self._text(),)
 
@@ -696,11 +696,11 @@ class UnexpectedCommit(ProtocolMisuse):
 
 
 class DeadLetterError(OffsetStoreError):
-    """A dead letter can't be decided about like that; nothing was written."""
+    """A decision about a dead letter is not possible; nothing was written."""
 
 
 class LettersOpen(DeadLetterError):
-    """The group has dead letters whose records are not in the results, and may still get there; it was not deleted."""
+    """The group has dead letters whose records are not in the results but may still get there; it was not deleted."""
 
     default_next_step = NextStep.SETTLE_LETTERS
 
@@ -720,7 +720,7 @@ class LetterSettled(DeadLetterError):
 
 
 class PayloadMissing(DeadLetterError):
-    """The letter holds no record that could be replayed: it was left out, or erased."""
+    """The letter holds no record to replay: it was left out, or erased."""
 
     default_next_step = "If Kafka still has the record, read it again with `offsetstore reset`; or discard the letter."
 
@@ -746,7 +746,7 @@ class UnsafeTarget(SinkError):
 
 
 class TargetRefused(SinkError):
-    """The database lets no row into the target, whatever is in it. Nothing was written."""
+    """The database lets no row into the target, whatever its values. Nothing was written."""
 
 
 class RowsRefused(SinkError):
@@ -755,9 +755,9 @@ class RowsRefused(SinkError):
     ``table``, ``column``, ``constraint`` and ``sqlstate`` say which, as far as is known; ``output`` is the name of
     the sink's output. Values are never shown. ``offsets`` is the range of ``topic_partition`` that the row was made of:
     a single offset if that record is shown to be the cause. ``stored`` are the records before it, which were written,
-    with their offsets, in transactions of their own: a reset to the next offset skips only the refused record.
+    with their offsets, in separate transactions: a reset to the next offset skips only the refused record.
 
-    ``row`` is only a hint for the search: the number of the row in its COPY, from 1, if the database has named one.
+    ``row`` is only a hint for the search: the number of the row in its COPY, from 1, if the database named one.
     """
 
     row: int | None = None
@@ -803,10 +803,10 @@ class RowsRefused(SinkError):
         stored: Mapping[TopicPartition, OffsetRange],
         next_step: str,
     ) -> RowsRefused:
-        """Return the same error for these records; the refused row came from no other records.
+        """Return the same error for these records, from which the refused row was made.
 
         :param place: a sentence that names them.
-        :param stored: the records that were written nevertheless.
+        :param stored: the records that were written all the same.
         """
         rebuilt = copy(self)
         rebuilt.topic_partition, rebuilt.offsets = next(iter(ranges.items())) if len(ranges) == 1 else (None, None)
@@ -851,11 +851,10 @@ class FunctionFailed(RowsRefused):
     """A function of the job raised an error, or Spark can't compute a row.
 
     ``error_class`` is the error's name. Its ``text`` and ``traceback`` may quote a record, and are not shown; the
-    exception's cause is the error itself, in the process that raised it. Where a job with dead letters ends with it,
-    there is no text and no cause, and the traceback has only the places; so has a note. ``is_of_record``: a trial has
-    shown that it is the record's fault, since others can be computed; where there is no other to try, earlier
-    deliveries tell. Else it is taken for a bug of the function. ``is_of_call``: it is of a `Handler`'s call, so the
-    record is known.
+    exception's cause is the error itself, in the process that raised it. If a job with dead letters ends with it, there
+    is no text and no cause, and the traceback, like a note, has only the places. ``is_of_record``: a trial has shown
+    that the record is at fault, since others can be computed; if there is no other to try, earlier deliveries decide.
+    Otherwise it counts as a bug in the function. ``is_of_call``: a `Handler`'s call raised it, so the record is known.
     """
 
     default_next_step = "Correct the function, or have the transform reject such records."
@@ -891,20 +890,20 @@ class HandlerStuck(SinkError):
 
 
 class Outage(Exception):
-    """Raise it in a function where a service that it needs is down: then no record is to blame for that."""
+    """Raise it in a function if a service that it needs is down: then no record is to blame."""
 
 
 class FunctionEnded(Exception):
-    """A function has raised its cause, which is no ``Exception``, such as `SystemExit`: that ends the call alone."""
+    """A function has raised its cause, which is no ``Exception``, such as `SystemExit`: it ends only the call."""
 
 
 def as_raised(error: BaseException) -> BaseException:
-    """Return what a function itself has raised."""
+    """Return what the function itself raised."""
     return (error.__cause__ or error) if isinstance(error, FunctionEnded) else error
 
 
 class TooManyLetters(SinkError):
-    """A batch has more bad records than dead letters are for. Parts of it that were stored before stay stored."""
+    """A batch has so many bad records that they look like a bug or an outage. Parts that were stored stay stored."""
 
     default_next_step = (
         "Look for what they have in common: a changed table, a changed transform, a producer's new format. Correct it, "
@@ -947,7 +946,8 @@ def next_step_after(name: str) -> str:
     return kind.default_next_step if isinstance(kind, type) and issubclass(kind, OffsetStoreError) else ""
 
 
-# The first that fits counts.
+# The first that fits counts: `UnknownGroup` and `OffsetMoved` are configuration errors, too. A fenced job has its own
+# code, since a supervisor that starts it again takes the group back (decision 0038).
 _EXIT_CODES: Final[tuple[tuple[ExitCode, tuple[type[BaseException], ...]], ...]] = (
     (ExitCode.FENCED, (StaleClaim, RelayFenced)),
     (ExitCode.NO, (StartError, UnknownGroup, OffsetMoved, GroupBusy, GroupRenamed, DeadLetterError, PlanChanged)),
@@ -959,7 +959,6 @@ _EXIT_CODES: Final[tuple[tuple[ExitCode, tuple[type[BaseException], ...]], ...]]
 )
 
 
-# `TlsFailed` is not here: a proxy whose broker is down breaks the handshake off, too.
 _LASTING: Final = (
     ConfigurationError,
     MissingPrivilege,
@@ -974,11 +973,12 @@ _LASTING: Final = (
 
 def is_lasting(error: BaseException) -> bool:
     """Whether a restart meets the same error again, until someone has corrected what it names."""
+    # `TlsFailed` may pass: a proxy whose broker is down breaks the handshake off, too.
     return isinstance(error, _LASTING) and not isinstance(error, TlsFailed)
 
 
 def exit_code(error: BaseException | None) -> ExitCode:
-    """Return the exit code for an error: it says what has to be corrected, or whether to start again.
+    """Return the exit code for an error: it says what to correct, or whether to start again.
 
     In a job: ``sys.exit(exit_code(sink.error or error))`` where ``error`` is what ``awaitTermination()`` raised.
 
@@ -986,6 +986,7 @@ def exit_code(error: BaseException | None) -> ExitCode:
     """
     if error is None:
         return ExitCode.OK
+    # What fails for every record is a bug in the function, whatever it raises (decision 0099).
     if isinstance(error, FunctionFailed) and not error.is_of_record:
         return ExitCode.BUG
     return next((code for code, kinds in _EXIT_CODES if isinstance(error, kinds)), ExitCode.BUG)

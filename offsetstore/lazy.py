@@ -10,9 +10,9 @@ from offsetstore.errors import MissingDependency
 
 
 def load(package: str, name: str, lazy: Mapping[str, tuple[str, str]]) -> Any:
-    """Do what the package's ``__getattr__`` has to.
+    """Implement the package's ``__getattr__``.
 
-    :param lazy: by name, the module that has it, and the extra that this needs; see `find`.
+    :param lazy: for each name, the module that has it, and the extra that the module needs; see `find`.
     :raises AttributeError: the package has no such name.
     :raises MissingDependency: a package of the extra is not installed.
     """
@@ -23,25 +23,26 @@ def load(package: str, name: str, lazy: Mapping[str, tuple[str, str]]) -> Any:
 
 
 def how_to_install(extra: str) -> str:
-    """The next step of whoever lacks an extra, also where the package comes from no index.
+    """The next step if an extra is missing, also where the package comes from a checkout and not from an index.
 
-    :param extra: its name, or several of which one is enough, as "consumer or spark".
+    :param extra: its name, or names of which one is enough, as "consumer or spark".
     """
     names = extra.split(" or ")
-    commands = " or ".join(f"`pip install 'offsetstore[{one}]'`" for one in names)
+    commands = " or ".join(f"`pip install 'offsetstore[{name}]'`" for name in names)
     return f"Run {commands}; in a checkout, with '.[{names[0]}]' for 'offsetstore[{names[0]}]'."
 
 
 def find(module: str, name: str, *, what: str, extra: str) -> Any:
-    """Import the module, and return what it has under the name.
+    """Import the module, and return its attribute of this name.
 
-    :param what: needs the extra, for the message.
+    :param what: what needs the extra, for the message.
     :param extra: see `how_to_install`.
     :raises MissingDependency: a package of the extra is not installed.
     """
     try:
         return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
+        # A module of ours that is missing is a bug, and no extra.
         if (error.name or "").startswith("offsetstore"):
             raise
         raise MissingDependency(

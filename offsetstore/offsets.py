@@ -18,7 +18,7 @@ MAX_OFFSET = 2**63 - 1
 """The largest offset that Kafka, Spark and PostgreSQL's ``bigint`` can hold."""
 
 MAX_PARTITION = 2**31 - 1
-"""The largest number of a partition that they can hold."""
+"""The largest partition number that they can hold."""
 
 
 _P = ParamSpec("_P")
@@ -27,13 +27,12 @@ _T = TypeVar("_T")
 
 
 def makes_many(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keep Python's collector from running while a function makes objects by the ten thousand, none of them garbage.
-
-    The collector goes by how many are made: without this, it took a third of a claim of 10,000 partitions.
-    """
+    """Keep Python's collector from running while a function makes objects by the ten thousand, none of them garbage."""
+    # The number of new objects triggers the collector: it took a third of a claim of 10,000 partitions (decision 0073).
 
     @wraps(function)
     def without_collecting(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        # Whoever has switched it off, such as an outer call, switches it on again.
         if not gc.isenabled():
             return function(*args, **kwargs)
         gc.disable()
@@ -46,7 +45,7 @@ def makes_many(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def whole(value: Any) -> int | None:
-    """Return a number as an ``int``, which NumPy's integers are not; ``None`` if it is not whole. ``True`` is no 1."""
+    """Return a number as an ``int``, which NumPy's integers are not; ``None`` if it is not whole, or is a ``bool``."""
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -72,10 +71,11 @@ class TopicPartition(_TopicPartition):
     __slots__ = ()
 
     def __new__(cls, topic: str, partition: int) -> Self:
-        """Refuse what can't be a partition.
+        """Check the values.
 
         :raises ValueError: an empty topic, a partition that is negative or beyond 32 bits.
         """
+        # `ValueError`, since the errors of this package carry partitions and import this module (decision 0028).
         number = partition if type(partition) is int else whole(partition)
         if not topic or number is None or not 0 <= number <= MAX_PARTITION:
             raise ValueError(
@@ -95,7 +95,7 @@ class OffsetRange:
     until: int
 
     def __post_init__(self) -> None:
-        """Refuse what can't be a range.
+        """Check the values, and convert NumPy's integers.
 
         :raises ValueError: negative, reversed, or beyond 64 bits.
         """
@@ -123,12 +123,11 @@ Ranges: TypeAlias = Mapping[TopicPartition, OffsetRange]
 
 
 def count_offsets(ranges: Ranges) -> int:
-    """Return the number of offsets in all of the ranges."""
     return sum(range_.size for range_ in ranges.values())
 
 
 def in_parts(items: Iterable[_T], size: Callable[[_T], int], most: float) -> Iterator[list[_T]]:
-    """The items in order, in parts whose sizes come to at most so much; one that is larger is alone."""
+    """Split the items, in order, into parts of at most ``most`` in size; a larger item is a part of its own."""
     part: list[_T] = []
     total = 0
     for item in items:
@@ -143,7 +142,7 @@ def in_parts(items: Iterable[_T], size: Callable[[_T], int], most: float) -> Ite
 
 
 def describe(ranges: Ranges, most: int = 8) -> str:
-    """Name the partitions and their ranges, for a message: of more than ``most`` the first ones."""
+    """Name the partitions and their ranges for a message: the first ``most``, and how many more there are."""
     named = [f"{tp} {range_}" for tp, range_ in sorted(ranges.items())]
     more = f" and {len(named) - most} more" if len(named) > most else ""
     return ", ".join(named[:most]) + more
@@ -151,7 +150,7 @@ def describe(ranges: Ranges, most: int = 8) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Who may write: the epoch orders claims, the id tells two of the same epoch apart (a restored backup)."""
+    """Who may write: the epoch orders claims, the id distinguishes two with the same epoch (a restored backup)."""
 
     epoch: int
     claim_id: UUID
@@ -180,8 +179,8 @@ class Pause:
 class Watermarks:
     """The log's first offset, and where it ends for the job: its high watermark, or its last stable offset.
 
-    ``high`` is the high watermark in any case, and ``leader_epoch`` the leader's epoch in the same answer; ``None`` if
-    the broker did not say.
+    ``high`` is always the high watermark, and ``leader_epoch`` the leader's epoch in the same answer; ``None`` if the
+    broker did not tell them.
     """
 
     beginning: int
@@ -190,14 +189,15 @@ class Watermarks:
     leader_epoch: int | None = field(default=None, kw_only=True)
 
     def pair(self, offset: int) -> EpochPair | None:
-        """The pair of a next offset that was read before these; ``None`` if there can be none."""
+        """The pair for a next offset that was read before these; ``None`` if there can be none."""
+        # Beyond the high watermark the log does not hold what was read, so the epoch of its end says nothing about it.
         if self.leader_epoch is None or self.high is None or offset > self.high:
             return None
         return EpochPair(offset, self.leader_epoch)
 
 
 class EpochPair(NamedTuple):
-    """A next offset, and the leader epoch of the log's end, read after it: no record below is of a later epoch.
+    """A next offset, and the leader epoch of the log's end, read after it: no record below it has a later epoch.
 
     If the log no longer has that epoch up to the offset, it was truncated below it, however far it has grown since.
     """
@@ -207,7 +207,7 @@ class EpochPair(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """Evidence that a log lost records below a stored offset: what was found, and when, by the database's clock."""
+    """Evidence that a log lost records below a stored offset: what was found and, by the database's clock, when."""
 
     what: str
     at: datetime | None = None
@@ -217,12 +217,12 @@ class Suspect(NamedTuple):
 class StoredOffset:
     """One row of ``kafka_partitions``: a group's position in one partition, and what travels with it.
 
-    ``metadata`` is the text as stored, see `protocol.metadata`. ``transaction_id`` is that of the last advance, and
+    ``metadata`` is the text as stored, see `protocol.metadata`. ``transaction_id`` is the id of the last advance, and
     ``None`` until the first one. ``pinned_epoch`` is the epoch in which an operator's decision last set the row, or in
-    which it was contested, 0 if neither: copies in Kafka of earlier epochs don't count. ``updated_at`` is of the
-    database's clock. ``contested`` is set where another application, or a copy of the database, used the group in Kafka
-    while the job ran: what it has committed is not adopted. ``pair`` tells a truncated log, see `EpochPair`;
-    ``suspect`` is evidence of one, which stays until a reset.
+    which it was contested, 0 if neither: copies in Kafka of earlier epochs don't count. ``updated_at`` is by the
+    database's clock. ``contested`` is set if another application, or a copy of the database, used the group in Kafka
+    while the job ran: its commits are not adopted. ``pair`` reveals a truncated log, see `EpochPair`; ``suspect`` is
+    evidence of one, which stays until a reset.
     """
 
     next_offset: int
@@ -240,15 +240,15 @@ class StoredOffset:
 
     @property
     def advanced_at(self) -> datetime | None:
-        """When it last changed, ``None`` if no job has stored it: a claim or a decision alone is no advance."""
+        """When it last changed, ``None`` if no job has stored it: a claim or a decision is no advance."""
         return None if self.transaction_id is None else self.updated_at
 
     def is_of_another_cluster(self, cluster_id: str | None) -> bool:
-        """Whether it is known to belong to another Kafka cluster; ``None``, an unknown id, tells nothing."""
+        """Whether it is known to belong to another Kafka cluster; ``False`` if either id is unknown."""
         return bool(self.cluster_id and cluster_id) and self.cluster_id != cluster_id
 
     def is_of_another_topic(self, topic_id: str | None) -> bool:
-        """Whether it is known to belong to a topic that was deleted, and created again with this id."""
+        """Whether it is known to belong to an earlier topic, which was deleted and created again with this id."""
         return bool(self.topic_id and topic_id) and self.topic_id != topic_id
 
 
@@ -262,10 +262,10 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class TopicLog:
-    """One topic as the broker shows it: its id (``None`` where the broker is too old to have one) and its logs.
+    """One topic as the broker shows it: its id (``None`` if the broker is too old to have ids) and its logs.
 
-    ``partition_count`` is how many partitions the topic has, where ``partitions`` holds only those that the job reads
-    (Spark's ``assign``); ``None`` where it holds all.
+    ``partition_count`` is how many partitions the topic has, if ``partitions`` holds only those that the job reads
+    (Spark's ``assign``); ``None`` if it holds all.
     """
 
     topic_id: str | None
@@ -273,7 +273,9 @@ class TopicLog:
     partition_count: int | None = None
 
     def has(self, partition: int) -> bool:
-        """Whether the topic has the partition, read or not: Kafka numbers them from 0 without a hole."""
+        """Whether the topic has the partition, whether the job reads it or not."""
+        # Kafka numbers partitions from 0 without a gap, and one that the job does not read has not vanished
+        # (decision 0009).
         return partition in self.partitions if self.partition_count is None else partition < self.partition_count
 
 
@@ -281,7 +283,7 @@ class TopicLog:
 class BrokerView:
     """What Kafka said, at one moment: the cluster, the topics, and what is committed for the group.
 
-    ``timestamps`` holds, where a start by timestamp was asked for, the first offset at or after it.
+    ``timestamps`` holds the first offset at or after the time that was asked for, ``None`` without such a time.
     """
 
     cluster_id: str | None
@@ -290,7 +292,7 @@ class BrokerView:
     timestamps: dict[TopicPartition, int] | None = None
 
     def of(self, partitions: Collection[TopicPartition]) -> BrokerView:
-        """The same of these partitions alone; a topic still tells how many it has."""
+        """The same for these partitions only; each topic keeps its count of partitions."""
         numbers: dict[str, set[int]] = {}
         for tp in partitions:
             numbers.setdefault(tp.topic, set()).add(tp.partition)

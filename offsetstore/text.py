@@ -1,4 +1,4 @@
-"""How names, counts, times and errors are written for people, and times by them, at a terminal and on a page."""
+"""How names, counts, times and errors are written for people, and times by people, in a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from offsetstore.offsets import TopicPartition
 
 NOTHING: Final = "-"
 TRACE: Final = "OFFSETSTORE_TRACE"
-"""An environment variable: if it is set, errors are printed with all that Python and Java know."""
+"""An environment variable: if it is set, errors are printed with all that Python and Java know about them."""
 
 _DURATION: Final = re.compile(
     r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
 )
 
 
-# What Python calls printable, and is drawn as nothing (Unicode's Default_Ignorable_Code_Point) or as a blank: joiners,
-# fillers, variation selectors. Marks of direction and tags are not printable for Python either.
+# Characters that Python calls printable, but that are drawn as nothing (Unicode's Default_Ignorable_Code_Point) or as a
+# blank: joiners, fillers, variation selectors. Marks of direction and tags are not printable for Python either.
 _UNSEEN: Final = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
 )
@@ -38,7 +38,7 @@ _UNSEEN: Final = re.compile(
 def visible(value: object) -> str:
     """Return the text with each character escaped that is not drawn, and ``-`` for ``None``.
 
-    So no name can steer a terminal, break a line, or look like another one.
+    So no name can control a terminal, break a line, or look like another name.
     """
     if value is None:
         return NOTHING
@@ -52,14 +52,15 @@ def visible(value: object) -> str:
 
 
 def logger(name: str) -> logging.Logger:
-    """A module's logger, whose lines show names as everything else does."""
+    """A module's logger, whose lines show names as `visible` does."""
     found = logging.getLogger(name)
     found.addFilter(_show)
     return found
 
 
 def _show(record: logging.LogRecord) -> bool:
-    with suppress(Exception):  # what can't be formatted is the handler's to report
+    # A record that can't be formatted is reported by its handler.
+    with suppress(Exception):
         said = record.getMessage()
         shown = "\n".join(map(visible, said.split("\n")))
         if shown != said:
@@ -67,11 +68,13 @@ def _show(record: logging.LogRecord) -> bool:
     return True
 
 
-logger("offsetstore")  # the one of what a job's events say
+# The logger of a job's events, see `offsetstore.protocol.observers`.
+logger("offsetstore")
 
 
 def utc_time(seconds: float) -> str:
-    """A time in seconds since 1970, to the second in UTC; a Kafka timestamp may be beyond what `datetime` has."""
+    """A time in seconds since 1970, to the second, in UTC."""
+    # A producer can set any timestamp, such as one that `datetime` does not have.
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
@@ -82,17 +85,17 @@ ERROR_LINES: Final = 15
 _LINE: Final = 1_000  # characters
 _SHOWN: Final = 6
 OURS: Final = ("<frozen ", f"{Path(__file__).parent}{os.sep}")
-"""How the names of files begin that are ours, or Python's own start."""
+"""The beginnings of the names of our own files, and of Python's frozen modules."""
 
 _OTHERS: Final = (*OURS, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
 def describe_error(error: OffsetStoreError, next_step: str | None = None) -> tuple[str, dict[str, str]]:
-    """What happened and where; and what was found, what was expected, and the next step, as far as the error has them.
+    """What happened and where; and what was found, what was expected and the next step, if the error has them.
 
-    They have no more than `ERROR_LINES` lines together: the middle of what is too long is left out.
+    They have at most `ERROR_LINES` lines together: the middle of what is too long is left out.
 
-    :param next_step: in other words than the error's.
+    :param next_step: replaces the error's own.
     """
     step = error.next_step if next_step is None else next_step
     what = error.what if error.topic_partition is None else f"{error.topic_partition}: {error.what}"
@@ -104,18 +107,20 @@ def describe_error(error: OffsetStoreError, next_step: str | None = None) -> tup
 
 
 def describe_other(error: BaseException, *, others: tuple[str, ...] = ()) -> tuple[str, dict[str, str]]:
-    """What an error of the user's own code says without Java's stack, the place that raised it, and the next step.
+    """What an error in the user's own code says, without Java's stack; the place that raised it; and the next step.
 
-    :param others: where code is that is not the user's, beside Python's and ours.
+    :param others: paths of further code that is not the user's, beside Python's and ours.
     """
     error = as_raised(error)
     try:
         said = str(error)
     except BaseException as broken:  # noqa: BLE001 - the user's own class
         said = f"it can't be shown: {type(broken).__name__}"
+    # Lines of Java's stack begin with "at".
     lines = [line for line in said.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     what, step = f"{type(error).__name__}: " + "\n".join(lines[:_SHOWN]), "Correct it"
     trace = list(traceback.walk_tb(error.__traceback__))
+    # Raised by ``os.environ[...]``, whose text would be the variable's name and nothing else.
     if isinstance(error, KeyError) and trace and trace[-1][0].f_code is type(os.environ).__getitem__.__code__:
         what, step = f"the environment variable {error.args[0]} is not set", "Set it"
     place = place_of(error, others=others)
@@ -125,12 +130,10 @@ def describe_other(error: BaseException, *, others: tuple[str, ...] = ()) -> tup
 
 
 def print_trace(error: BaseException) -> None:
-    """Print the traces of an error and its causes, if the environment asks for them.
-
-    What a handler's call has raised is known by its text alone: it is an executor's, or its frames are gone.
-    """
+    """Print the tracebacks of an error and its causes, if the environment asks for them."""
     if not os.environ.get(TRACE):
         return
+    # Of what a handler's call has raised there is only the text: it is an executor's, or its frames are gone.
     if isinstance(error, FunctionFailed) and error.__cause__ is None and error.traceback not in {None, *_notes(error)}:
         sys.stderr.write(f"{error.traceback}\nFrom that follows:\n\n")
     traceback.print_exception(error)
@@ -143,31 +146,34 @@ def _notes(error: BaseException) -> list[str]:
 def line_of(error: BaseException, *, others: tuple[str, ...] = ()) -> traceback.FrameSummary | None:
     """The last line of the user's own code that an error came through; of an installed package if there is no other.
 
-    :param others: where code is that is not the user's, beside Python's and ours.
+    :param others: paths of further code that is not the user's, beside Python's and ours.
     """
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(OURS + others)]
-    own = [one for one in frames if not one.filename.startswith(_OTHERS)]
-    if not own:  # it is installed: the first of its files stands for it
-        own = [one for one in frames if one.filename == frames[0].filename]
-    # Extension modules name files that are only where they were built.
-    readable = [one for one in own if one.line] or own
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OURS + others)
+    ]
+    own = [frame for frame in frames if not frame.filename.startswith(_OTHERS)]
+    # The user's code is installed: the first file stands for it.
+    if not own:
+        own = [frame for frame in frames if frame.filename == frames[0].filename]
+    # Extension modules name files that exist only where they were built.
+    readable = [frame for frame in own if frame.line] or own
     return readable[-1] if readable else None
 
 
 def place_of(error: BaseException, *, others: tuple[str, ...] = ()) -> str | None:
-    """Where that line is, for a terminal."""
+    """Where the line of `line_of` is, for a terminal."""
     line = line_of(error, others=others)
     return None if line is None else f"{line.filename}:{line.lineno}, in {line.name}"
 
 
 def at_line(error: BaseException) -> str:
-    """Return `` at app.py:12``, to follow an error's name; without that line, nothing."""
+    """Return `` at app.py:12``, to follow an error's name; an empty text without a line of the user's code."""
     line = line_of(error)
     return "" if line is None else f" at {Path(line.filename).name}:{line.lineno}"
 
 
 def shortened(what: str, details: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Leave out the middle of what is too long, until there are no more than `ERROR_LINES` lines."""
+    """Leave out the middle of the longest texts, until there are at most `ERROR_LINES` lines."""
     blocks = {label: [_cut(line) for line in text.splitlines()] for label, text in {"": what, **details}.items()}
     while sum(map(len, blocks.values())) > ERROR_LINES:
         longest = max(blocks.values(), key=len)
@@ -189,7 +195,7 @@ def error_text(what: str, details: Mapping[str, str], *, width: int | None = Non
 
 
 def indented(text: str, by: int, width: int | None = None) -> str:
-    """Indent the lines of a text after the first, such as the end of a log."""
+    """Indent all lines of a text but the first, such as the end of a log."""
     lines = [visible(line) for line in text.splitlines()]
     if width is not None:
         lines = [part for line in lines for part in wrap(line, max(20, width - by), replace_whitespace=False) or [""]]
@@ -201,15 +207,14 @@ def _cut(line: str) -> str:
 
 
 def command(*words: str, schema: str | None) -> str:
-    """A command of ours that can be pasted into a shell.
+    """An `offsetstore` command that can be pasted into a shell.
 
-    :param schema: of the tables, ``None`` if it is not known.
+    :param schema: of the tables, ``None`` if it is unknown.
     """
     return shlex.join(["offsetstore", *words, *schema_option(schema)])
 
 
 def schema_option(schema: str | None) -> list[str]:
-    """``--schema``, where a command needs it."""
     return [] if schema is None or schema == "public" else ["--schema", schema]
 
 
@@ -225,7 +230,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def numbered(partitions: Iterable[TopicPartition]) -> str:
-    """Partitions that are in order, topic by topic: ``orders 2, payments 0-2 5``."""
+    """Partitions, which have to be in order, topic by topic: ``orders 2, payments 0-2 5``."""
     topics: dict[str, list[list[int]]] = {}
     for tp in partitions:
         runs = topics.setdefault(tp.topic, [])
@@ -240,15 +245,16 @@ def numbered(partitions: Iterable[TopicPartition]) -> str:
 
 
 def short(time: timedelta) -> str:
-    """A time: ``5s``, ``3h``."""
+    """A span of time: ``5s``, ``3h``."""
     seconds = int(time.total_seconds())
+    # From two units on: ``90m`` says more than ``1h``.
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length}{unit}"
     return f"{seconds}s"
 
 
-# These are times in every time zone.
+# The first and the last time that exist in every time zone.
 _FIRST_TIME: Final = datetime(1, 1, 3, tzinfo=UTC)
 LAST_TIME: Final = datetime(9999, 12, 29, tzinfo=UTC)
 
@@ -256,8 +262,8 @@ LAST_TIME: Final = datetime(9999, 12, 29, tzinfo=UTC)
 def parse_time(text: str, others: str = "") -> datetime:
     """Read a time with its zone.
 
-    :param others: what else may be written there, for the message.
-    :raises ValueError: it is none; the message is for the one who wrote it.
+    :param others: what else is allowed there, for the message.
+    :raises ValueError: it is not a time; the message is for the person who wrote it.
     """
     try:
         time = datetime.fromisoformat(text)
@@ -277,6 +283,7 @@ def parse_duration(text: str) -> timedelta:
     """
     found = _DURATION.fullmatch(text.upper())
     parts = {} if found is None else {unit: float(number) for unit, number in found.groupdict().items() if number}
+    # The pattern accepts a T that no time follows.
     if not parts or text.upper().endswith("T"):
         raise ValueError(f"{text!r} is not a duration such as P1DT2H, PT30M or P7D.")
     try:

@@ -1,6 +1,6 @@
 """Headers that follow a record through a job: those that ``propagate=`` names, and no others.
 
-They follow it into the context of a handler's call, into its letter (its trace) and into what is produced from it.
+They follow it into the context of a handler's call, into its letter (the trace id) and into records produced from it.
 """
 
 from __future__ import annotations
@@ -13,29 +13,31 @@ from typing import Final, cast
 from offsetstore.errors import ConfigurationError
 from offsetstore.protocol.letters import Headers
 
+# A context variable, since each call has a copy of the context: no record's headers leak into another call, whether it
+# runs in a thread or in the event loop (decision 0097).
 _headers: Final[ContextVar[Headers]] = ContextVar("offsetstore_headers", default=())
 
 
 def current_headers() -> Headers:
-    """The headers that follow the record which is being handled: pairs of a name and its value, in the record's order.
+    """The propagated headers of the record that is being handled: pairs of name and value, in the record's order.
 
     Names may repeat, and a value may be ``None``: ``dict(current_headers())`` has the last value of each name. Empty
-    outside of a handler's call, and in a thread that the call has started without its context.
+    outside of a handler's call, and in a thread that the call started without its context.
     """
     return _headers.get()
 
 
 def propagated(headers: Headers | None, names: Collection[str]) -> Headers:
-    """The headers that follow a record: those that have one of the names, as they are, in the record's order.
+    """The headers of a record that have one of these names, unchanged and in the record's order.
 
-    :param headers: all of the record's, ``None`` if the reader did not read them.
+    :param headers: all headers of the record, ``None`` if the reader did not read them.
     """
+    # Pairs, not a mapping: names may repeat (decision 0097).
     return tuple((name, value) for name, value in headers or () if name in names)
 
 
 @contextmanager
 def as_current(headers: Headers) -> Generator[None]:
-    """Make these the `current_headers` until the block ends."""
     token = _headers.set(headers)
     try:
         yield
@@ -48,6 +50,7 @@ def check_propagate(names: object) -> None:
 
     :raises ConfigurationError: it is not a list of names.
     """
+    # A single text would pass as a collection of names, one for each of its characters.
     is_list = isinstance(names, (tuple, list, set, frozenset))
     if not is_list or not all(isinstance(name, str) and name for name in cast("Collection[object]", names)):
         raise ConfigurationError(

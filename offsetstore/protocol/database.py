@@ -1,6 +1,6 @@
 """The database as the store sees it: one `Session` is one database transaction.
 
-`offsetstore.postgres.session` implements it in SQL, `offsetstore.testing` in memory; claims and transactions are
+`offsetstore.postgres.session` implements it in SQL, `offsetstore.testing` in memory. Claims and transactions are
 written once, against this interface.
 """
 
@@ -53,22 +53,22 @@ EVENTS: Final[tuple[EventName, ...]] = get_args(EventName)
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One line of the audit trail: anything that is decided about a group, except an advance.
+    """One line of the audit trail: everything that is decided about a group, except advances.
 
     ``event`` is ``claim`` (the group's, without a partition), ``adopt`` (the store takes over an offset it did not
     have), ``skip`` (records skipped by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that is
     older than its copy in Kafka), ``contested`` (another application or a copy of the database uses the group in Kafka,
     or a decision ignored its offset), ``suspect`` (the log was seen to have lost records), ``reset``, ``rename``,
     ``copy`` (of another group's offsets, or to another group), ``delete`` (of the whole group), ``delete-topic`` (of
-    what it has of a topic), ``pause`` or ``resume`` (both without a partition), ``metadata`` (rewritten by an
-    operator), ``moved`` (the store is in another database now) or ``new-id`` (it is a copy, a store of its own now), or
-    about dead letters: ``replay`` (requested), ``discard``, ``erase`` (discarded, and their contents deleted),
-    ``prune``. That is one line for many letters, with a partition and a range of offsets if they are of one partition.
+    what it has of one topic), ``pause`` or ``resume`` (both without a partition), ``metadata`` (rewritten by an
+    operator), ``moved`` (the store is in another database now) or ``new-id`` (it is a copy, a store of its own now).
+    About dead letters: ``replay`` (requested), ``discard``, ``erase`` (discarded, and their contents deleted),
+    ``prune``: one line for many letters, with a partition and a range of offsets if all are of one partition.
     ``outbox-retry`` and ``outbox-discard`` are about rows of the outbox that Kafka refuses, ``outbox-set-aside`` about
-    rows that waited to be sent. ``from_offset`` is ``None`` if there was no row, ``to_offset`` if there is none any
-    longer. ``at`` comes from the database's clock, and is ``None`` until the event is written. So is ``db_role``, the
+    rows that waited to be sent. ``from_offset`` is ``None`` if there was no row, ``to_offset`` if there is no row any
+    more. ``at`` comes from the database's clock, and is ``None`` until the event is written. So is ``db_role``, the
     role that wrote it, which unlike ``actor`` can't be invented; lines from before revision 0006 have none. ``id``
-    grows from line to line, and is 0 until then.
+    grows from line to line, and is 0 until the event is written.
     """
 
     event: str
@@ -83,6 +83,7 @@ class HistoryEvent:
     id: int = field(default=0, compare=False)
 
 
+# Each fences a job that still runs (decision 0040).
 TAKING: Final[Mapping[str, str]] = {
     "reset": "reset",
     "rename": "renamed",
@@ -91,7 +92,7 @@ TAKING: Final[Mapping[str, str]] = {
     "delete-topic": "deleted in part",
     "new-id": "given another store id",
 }
-"""The decisions that give a group a token without a job, and what they have done to it."""
+"""The decisions that give a group a new token without a job, and what they have done to the group."""
 
 
 def renamed(history: Sequence[HistoryEvent]) -> HistoryEvent | None:
@@ -115,11 +116,12 @@ class GroupRow:
     """One row of ``consumer_groups``.
 
     ``alive_for`` is the time since the owner's last heartbeat, if there is one. ``pause`` is ``None`` if the group is
-    not paused, or no longer; ``ended`` is a pause that has ended by itself, until the history has that. ``ending`` is
-    how the owner's run ended, ``None`` if no end is recorded. ``fleet`` is the name of the fleet that has the group,
-    ``None`` if that is none, and ``last_fleet`` that of the last one that had it; see `offsetstore.protocol.fleet`.
-    ``failures`` counts runs that failed lately, see `offsetstore.protocol.runs.LOOP`. ``is_refused``: no job is live,
-    and the last start was refused. Only reads for people have both, and a fleet's ``ending``: its last member's.
+    not paused, or no longer; ``ended`` is a pause that has ended by itself, until the history has its end. ``ending``
+    is how the owner's run ended, ``None`` if no end is recorded. ``fleet`` is the name of the fleet that has the group,
+    ``None`` if no fleet has it; ``last_fleet`` is the name of the last fleet that had it; see
+    `offsetstore.protocol.fleet`. ``failures`` counts runs that failed lately, see `offsetstore.protocol.runs.LOOP`.
+    ``is_refused``: no job is live, and the last start was refused. Only reads for people fill in these two, and the
+    ``ending`` of a fleet, which is its last member's.
     """
 
     token: Token
@@ -136,23 +138,22 @@ class GroupRow:
 
     @property
     def state(self) -> RunState:
-        """How the owner's job is."""
         return "failed" if self.is_refused else run_state(self.ending, self.alive_for, self.failures)
 
     @property
     def is_live(self) -> bool:
-        """Whether a running job owns the group, also if it is one that fails at each start; see `run_state`."""
+        """Whether a running job owns the group, even one that fails after each start; see `run_state`."""
         return run_state(self.ending, self.alive_for) == "live"
 
     @property
     def is_paused(self) -> bool:
-        """Whether an operator has paused the group."""
         return self.pause is not None
 
     def in_words(self) -> str:
-        """Describe the owner, for an error message. Of a fleet it is the process that has founded it."""
+        """Describe the owner, for an error message. The owner of a fleet is the process that founded it."""
         who = self.owner if self.fleet is None else f"a fleet, founded by {self.owner}"
         since = self.claimed_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+        # Negative if the database's clock has stepped back since the heartbeat (decision 0026).
         seen = "" if self.alive_for is None else f", seen {max(0.0, self.alive_for.total_seconds()):.0f} s ago"
         return f"{who}, {self.token}, since {since} UTC{seen}"
 
@@ -160,8 +161,8 @@ class GroupRow:
 class NewOffset(NamedTuple):
     """The new state of a partition, set by a claim or a reset; if ``pinned``, the row also keeps the token's epoch.
 
-    A decision clears ``contested``; a claim without a decision leaves it as it was. Whatever keeps the offset carries
-    ``pair`` and ``suspect``. A reset clears evidence, and keeps the pair where there is none, see
+    A decision clears ``contested``; a claim without a decision leaves it. If the offset stays, so do ``pair`` and
+    ``suspect``. A reset clears evidence, and keeps the pair where there is no evidence, see
     `offsetstore.operations.resets.ResetOffsets.write`.
     """
 
@@ -186,7 +187,7 @@ class LockedRow(NamedTuple):
 class Advance:
     """What a transaction moves.
 
-    :param metadata: the new text of some partitions; the others keep theirs.
+    :param metadata: the new texts of some partitions; the others keep theirs.
     """
 
     group: str
@@ -197,16 +198,16 @@ class Advance:
 
 
 class MetadataRow(NamedTuple):
-    """The metadata of a row, and whose row it is."""
+    """The metadata of a row, and the token of its owner."""
 
     text: Text
     token: Token
 
 
 class Savepoints(Protocol):
-    """The part of a `Session` with which rows are tried out, in a transaction that is rolled back at its end.
+    """The part of a `Session` that tries rows out, in a transaction that is rolled back at its end.
 
-    Savepoints are numbered from 0, nested, and never released: decision 0036. Its errors are those of `Session`.
+    Savepoints are numbered from 0, nested, and never released (decision 0036). It raises the errors of `Session`.
     """
 
     def begin_trials(self) -> float | None:
@@ -217,7 +218,7 @@ class Savepoints(Protocol):
         ...
 
     def check_and_save(self, number: int) -> None:
-        """Check deferred constraints, defer again those that are deferred at first, and set savepoint ``number``.
+        """Check deferred constraints, defer the initially deferred ones again, and set savepoint ``number``.
 
         One round trip.
 
@@ -226,15 +227,15 @@ class Savepoints(Protocol):
         ...
 
     def rollback_to(self, number: int) -> None:
-        """Undo all that came after savepoint ``number``, also an error; that savepoint stays."""
+        """Undo everything after savepoint ``number``, even an error; the savepoint stays."""
         ...
 
 
 class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
-    Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
-    that runs on `connection` raises the driver's own errors; see `Database.translate`.
+    Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL on
+    `connection` raises the driver's own errors; see `Database.translate`.
     """
 
     @property
@@ -247,7 +248,7 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
         ...
 
     def may_have_raised(self, error: BaseException) -> bool:
-        """Whether an error of a database can come from this transaction; user code may have other connections."""
+        """Whether a database error can come from this transaction; user code may have other connections."""
         ...
 
     def is_whole(self) -> bool:
@@ -256,12 +257,12 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
         ``False`` after a COMMIT or ROLLBACK in user code, and after ROLLBACK TO a savepoint that is older than an
         advance.
 
-        :raises UnexpectedCommit: it can say more about that.
+        :raises UnexpectedCommit: the transaction was ended, and more is known about it.
         """
         ...
 
     def check_deferred(self) -> None:
-        """Check deferred constraints now: if COMMIT fails on one, that can't be told from a lost answer.
+        """Check deferred constraints now: at COMMIT, a violation could not be distinguished from a lost answer.
 
         :raises RowsRefused: the database refuses the rows.
         """
@@ -284,19 +285,19 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
         ...
 
     def group(self, group: str) -> GroupRow | None:
-        """Who claimed the group last, without a lock."""
+        """Read who claimed the group last, without a lock."""
         ...
 
     def write_group(self, group: str, token: Token, owner: str, *, fleet: str | None = None) -> None:
         """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat.
 
-        :param fleet: the name of the fleet whose claim it is, see `offsetstore.protocol.fleet`. It has the heartbeats
-            of its members, and none of its own.
+        :param fleet: the name of the fleet whose claim it is, see `offsetstore.protocol.fleet`. No heartbeat is written
+            then: its members have theirs.
         """
         ...
 
     def names_of_groups(self) -> list[str]:
-        """The groups that have an offset, by name."""
+        """The names of the groups that have an offset, in order."""
         ...
 
     def write_pause(self, group: str, pause: Pause | None) -> None:
@@ -308,17 +309,17 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
         ...
 
     def lock_partitions(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LockedRow]:
-        """Lock the rows FOR UPDATE in order of (topic, partition), not in that of ``partitions``."""
+        """Lock the rows FOR UPDATE in order of (topic, partition), not in the order of ``partitions``."""
         ...
 
     def read_partitions(
         self, group: str, partitions: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, StoredOffset]:
-        """All rows of the group, or those of some partitions, in order, without a lock."""
+        """Read all rows of the group, or those of some partitions, in order, without a lock."""
         ...
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
-        """Do `group` and `read_partitions`, in one round trip, and without the metadata."""
+        """Do `group` and `read_partitions` in one round trip, without the metadata."""
         ...
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
@@ -328,7 +329,7 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
         """Insert or overwrite rows. The caller must hold the locks of the group and of the rows.
 
-        Metadata and failed attempts belong to their offset: where that changes, they are deleted.
+        Metadata and failed attempts belong to their offset: where it changes, they are deleted.
         """
         ...
 
@@ -337,7 +338,7 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
         ...
 
     def count_mark(self) -> None:
-        """Count a mark: `is_whole` is ``False`` if a ROLLBACK TO takes back what was written before it."""
+        """Count a mark, so that `is_whole` is ``False`` if a ROLLBACK TO takes back what was written before it."""
         ...
 
     def finish(self, move: Advance) -> tuple[int, bool]:
@@ -365,18 +366,18 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
         ...
 
     def write_pairs(self, group: str, token: Token, pairs: Mapping[TopicPartition, EpochPair]) -> int:
-        """Write the pairs of rows that still have the token, and are not locked; return how many.
+        """Write the pairs to rows that still have the token and are not locked; return how many.
 
-        It waits for nobody, and touches neither ``updated_at`` nor ``transaction_id``.
+        It waits for no lock, and changes neither ``updated_at`` nor ``transaction_id``.
         """
         ...
 
     def write_suspects(self, group: str, token: Token, found: Mapping[TopicPartition, str]) -> set[TopicPartition]:
-        """Write the evidence to rows that still have the token and have none; return which. Needs the rows' locks."""
+        """Write evidence to rows that still have the token and no evidence yet; return which. Needs the rows' locks."""
         ...
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:
-        """The last batch that the stateful query has written, ``None`` before the first."""
+        """The last batch that the stateful query wrote, ``None`` before the first."""
         ...
 
     def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> bool:
@@ -384,12 +385,12 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
         ...
 
     def take_turn(self, group: str, name: UUID, every: float) -> bool:
-        """Whether it is this transaction that does what is done once in ``every`` seconds; it waits for nobody.
+        """Whether this transaction does the work that is due every ``every`` seconds. It waits for no lock.
 
-        ``False`` if another transaction is doing it, or one that took its turn less than ``every`` seconds ago was
+        ``False`` if another transaction is doing it, or if one that took its turn less than ``every`` seconds ago was
         committed.
 
-        :param name: what is done. It must not be the id of a stateful query.
+        :param name: the id of the work. It must not be the id of a stateful query.
         """
         ...
 
@@ -407,11 +408,11 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
         limit: int | None = None,
         before: int | None = None,
     ) -> list[HistoryEvent]:
-        """The group's events, oldest first: all that are asked for, or only the last ones of them."""
+        """The group's events, oldest first: all that match, or only the last ``limit`` of them."""
         ...
 
     def deleted_epochs(self, group: str) -> dict[str | None, int]:
-        """The epochs in which offsets of a topic, and of the whole group (``None``), were last deleted."""
+        """The epochs in which offsets of a topic, or of the whole group (``None``), were last deleted."""
         ...
 
     def beat(self, claim_id: UUID) -> bool:
@@ -423,26 +424,26 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
         ...
 
     def expect_grants(self) -> None:
-        """Expect that the role may do all that a job does; a new revision may have added to it.
+        """Expect that the role has all privileges of a job, including those that a new revision added.
 
-        :raises MissingPrivilege: it may not, with what is missing and the command that prints it.
+        :raises MissingPrivilege: with what is missing, and the command that prints the grants.
         """
         ...
 
     def identity(self) -> StoreIdentity:
-        """Which store it is, and in which database.
+        """Which store this is, and in which database.
 
-        :raises SchemaNotAtHead: that was never written.
+        :raises SchemaNotAtHead: it was never written.
         """
         ...
 
     def now(self) -> datetime:
-        """The database's clock at this moment, not at the transaction's beginning; with a time zone."""
+        """The time by the database's clock now, not at the transaction's beginning; with a time zone."""
         ...
 
 
 class Database(Protocol):
-    """Begins sessions. ``schema`` is the schema of our tables, ``None`` if they are found without one."""
+    """Begins sessions. ``schema`` is the schema of our tables, ``None`` if they are found by the search path."""
 
     schema: str | None
 
@@ -450,43 +451,43 @@ class Database(Protocol):
         """Begin a transaction.
 
         :param name: shown to operators as the connection's ``application_name``.
-        :param lock_timeout: seconds to wait for any one lock, ``None`` for no limit.
-        :param dedicated: use connections apart from the job's pool, which the job's transactions can't exhaust.
+        :param lock_timeout: seconds to wait for each lock, ``None`` for no limit.
+        :param dedicated: use connections outside the job's pool, which the job's transactions can't exhaust.
         :raises StoreUnavailable: no connection.
         """
         ...
 
     def translate(self, error: BaseException) -> BaseException:
-        """Translate a driver's error into ours, with it as the cause; else return it without row values."""
+        """Translate a driver's error into ours, with the original as its cause; return any other without row values."""
         ...
 
     def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:
         """While the block runs, terminate connections that block ``session`` for longer than ``after`` seconds.
 
-        Only those whose name begins with ``older_than`` are terminated: claims of the same group. A
+        Only connections whose name begins with ``older_than`` are terminated: claims of the same group. A
         ``statement_timeout`` of the role or the database does not end the wait; the session's ``lock_timeout`` does.
         """
         ...
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
-        """The first of the rows that another transaction has locked, and its description; ``None`` if unknown."""
+        """The first of the rows that another transaction has locked, and who holds it; ``None`` if unknown."""
         ...
 
     def identity(self) -> StoreIdentity:
-        """Which store it is, and in which database, as the last `check_schema` read it; claims read it anew."""
+        """Which store this is, and in which database, as the last `check_schema` read it; claims read it anew."""
         ...
 
     def store_id(self) -> UUID:
-        """The store's id, of `identity`."""
+        """The store's id, from `identity`."""
         ...
 
     def check_schema(self) -> None:
         """Check that this version runs on the tables, and read the store's identity.
 
-        :raises SchemaMissing, SchemaNotAtHead: they are not.
+        :raises SchemaMissing, SchemaNotAtHead: there are no tables, or they are at a revision that does not fit.
         """
         ...
 
     def close(self) -> None:
-        """Close the connections that it opened itself."""
+        """Close the connections that this object opened itself."""
         ...

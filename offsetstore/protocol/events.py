@@ -1,4 +1,4 @@
-"""What a job tells its observers: frozen values, each emitted once, by the driver.
+"""What a job reports to its observers: frozen values, each emitted once, by the driver.
 
 Ranges are of next offsets. Times are in seconds.
 """
@@ -15,6 +15,7 @@ from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.text import utc_time
 
+# An outcome is a field, not an event of its own (decision 0071).
 BatchOutcome: TypeAlias = Literal["written", "skipped", "kept", "failed", "interrupted"]
 """How a batch ended; see `BatchEnded`."""
 
@@ -23,11 +24,11 @@ BatchOutcome: TypeAlias = Literal["written", "skipped", "kept", "failed", "inter
 class QueryStatus:
     """A streaming query at one moment.
 
-    :param is_active: whether it runs; ``None`` if that can't be told.
-    :param trigger: another value with each trigger, also one that finds no records; ``None`` if that can't be told.
+    :param is_active: whether it runs; ``None`` if unknown.
+    :param trigger: changes with each trigger, even one that finds no records; ``None`` if unknown.
     :param interval: seconds between two triggers, 0 without a pause.
-    :param has_failed: of one that does not run: whether an error ended it; ``None`` if that can't be told.
-    :param pid: the process id of its Java; ``None`` if that can't be told.
+    :param has_failed: whether an error ended it, if it does not run; ``None`` if unknown.
+    :param pid: the process id of its Java; ``None`` if unknown.
     """
 
     is_active: bool | None
@@ -41,7 +42,7 @@ class WatchedQuery(Protocol):
     """The streaming query of a sink, or a consumer's polling."""
 
     def status(self) -> QueryStatus:
-        """Ask it. Spark may not answer for as long as Java does not, so call this in a thread of its own.
+        """Ask it. This hangs for as long as Java does not answer, so call it in a thread of its own.
 
         :raises Exception: Java does not answer at all.
         """
@@ -50,10 +51,10 @@ class WatchedQuery(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryStarted:
-    """A streaming query, or one that was restarted, has given the sink its first batch.
+    """A streaming query has given the sink its first batch, after its start or a restart.
 
     :param run_id: of this start of the query.
-    :param ui_url: where Spark's own page is, if there is one.
+    :param ui_url: the address of Spark's own page, if there is one.
     """
 
     group: str
@@ -65,22 +66,23 @@ class QueryStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStarted:
-    """A batch is to be written: a micro-batch, or a consumer's flush. ``ranges`` is what it reads, ``offsets`` in all.
+    """A batch is about to be written: a micro-batch, or a consumer's flush. It reads ``ranges``, ``offsets`` in all.
 
-    The thread of this event gets those that are about the batch too, at last how it ended.
+    All events about the batch come in the thread of this one, the last being its end.
 
-    :param headers: reads the headers that are propagated of at most as many records as it is given; Spark reads Kafka
-        for it. ``None`` if none are.
+    :param headers: takes a number of records, and reads the propagated headers of at most as many. ``None`` if none are
+        propagated.
     """
 
     group: str
     batch: int
     ranges: Ranges
+    # A function, since it takes a Spark job that reads Kafka: only an observer that asks pays for it (decision 0097).
     headers: Callable[[int], Sequence[Headers]] | None = field(default=None, compare=False, repr=False)
     offsets: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Count them once for all observers: there may be thousands of partitions."""
+        # Counted once for all observers: there may be thousands of partitions.
         object.__setattr__(self, "offsets", count_offsets(self.ranges))
 
 
@@ -89,15 +91,15 @@ class BatchEnded:
     """A batch has ended, in one of five ways.
 
     ``written``: it is committed. ``skipped``: all of it was already in the results. ``kept``: with a `Flush`, its rows
-    are in memory, or were flushed with those before. ``failed``: it ended the job. ``interrupted``: the job was
-    stopped meanwhile, and the next start reads what is not written.
+    are in memory, or were flushed with earlier ones. ``failed``: it ended the job. ``interrupted``: the job was stopped
+    meanwhile, and the next start reads what is not written.
 
-    :param rows: how many were written or kept, by output; of a batch that failed or was interrupted, those of
-        ``stored``, without those of tasks that Spark has ended.
+    :param rows: how many were written or kept, by output; if it failed or was interrupted, the rows of ``stored``,
+        without those of tasks that Spark has ended.
     :param seconds: how long it took, by phase: ``plan``, ``compute``, ``write`` and ``commit``, or ``tasks`` where
         executors write; ``search`` for records that the database refuses, and ``wait`` before these are tried again.
-    :param stored: of a batch that failed or was interrupted: what was committed of its ranges before, as the records
-        before a refused one.
+    :param stored: if it failed or was interrupted, the part of its ranges that was committed before, such as the
+        records before a refused one.
     :param error: why it failed; an `OffsetStoreError` holds no values of rows.
     :ivar offsets: how many are in ``done``.
     """
@@ -108,27 +110,27 @@ class BatchEnded:
     outcome: BatchOutcome
     rows: Mapping[str, int] = field(default_factory=dict[str, int])
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    # In this event, not in one of its own: each row is counted in one event only (decision 0058).
     stored: Ranges = field(default_factory=dict["TopicPartition", "OffsetRange"])
     error: BaseException | None = None
     offsets: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Count them once for all observers: there may be thousands of partitions."""
+        # Counted once for all observers: there may be thousands of partitions.
         object.__setattr__(self, "offsets", count_offsets(self.done))
 
     @property
     def is_well(self) -> bool:
-        """Whether its records are written or kept now."""
         return self.outcome in {"written", "skipped", "kept"}
 
     @property
     def done(self) -> Ranges:
-        """What of its ranges is behind it, now: written, kept, or in the results before."""
+        """The part of its ranges that is done: written, kept, or already in the results."""
         return self.ranges if self.is_well else self.stored
 
     @property
     def written(self) -> Mapping[str, int]:
-        """The rows that it committed, by output; kept ones are committed with their flush."""
+        """The rows that it committed, by output; kept rows are committed with their flush."""
         return {} if self.outcome == "kept" else self.rows
 
 
@@ -148,9 +150,9 @@ class LettersWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LettersReplayed:
-    """Requested dead letters were put back: ``replayed`` of them are in the results, ``failed`` ones are dead again.
+    """Requested dead letters were replayed: ``replayed`` of them are in the results, ``failed`` ones are dead again.
 
-    :param without_rows: how many of those that were replayed make no row.
+    :param without_rows: how many of ``replayed`` make no row.
     """
 
     group: str
@@ -161,11 +163,11 @@ class LettersReplayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCalled:
-    """A `Handler` was called for the records of a batch, which has not ended yet, or for those of letters.
+    """A `Handler` was called for the records of a batch, which has not ended yet, or of letters.
 
-    A consumer tells of long flushes several times.
+    A long flush of a consumer has several of these events.
 
-    :param calls: how many since the last time, ``retries`` among them; ``timeouts`` of them took too long.
+    :param calls: how many since the last event, including ``retries``; ``timeouts`` of them took too long.
     :param seconds: in all calls together.
     :param lag: the longest time in seconds for which an event loop did not answer.
     """
@@ -180,9 +182,9 @@ class HandlerCalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsDropped:
-    """A filter of a consumer has dropped polled records: their offsets are stored with what is delivered next.
+    """A consumer's filter has dropped polled records: their offsets are stored with what is delivered next.
 
-    One process may tell it again of records that another one has dropped, if it ended before that.
+    If the process ends before that, another one drops the same records again, and has an event for them too.
 
     :param by: the class of the filter.
     """
@@ -194,10 +196,10 @@ class RecordsDropped:
 
 @dataclass(frozen=True, slots=True)
 class HeldRecord:
-    """A record that a filter defers for far longer than the filter's own seconds, and with it its partition.
+    """A record that a filter defers for far longer than the filter's own seconds, which holds up its partition.
 
     :param by: the class of the filter.
-    :param until: when it is asked again, in seconds since 1970.
+    :param until: when the filter is asked again, in seconds since 1970.
     """
 
     by: str
@@ -210,7 +212,7 @@ class HeldRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsHeld:
-    """What a consumer's filters hold for far longer than their own seconds has changed: now it is this."""
+    """What a consumer's filters hold for far longer than their own seconds has changed, and is now ``held``."""
 
     group: str
     held: Mapping[TopicPartition, HeldRecord]
@@ -218,7 +220,7 @@ class RecordsHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainChanged:
-    """A sink begins to replay the requested dead letters, without a query; or it is done, or an error ended it."""
+    """A sink begins to replay requested dead letters without a query, or it has ended that, by an error or not."""
 
     group: str
     is_running: bool
@@ -230,8 +232,8 @@ class FlushEnded:
 
     After a failure the next batch, or `Claim.close`, tries again and raises the error.
 
-    :param batches: the numbers of the first and the last; like the rest, only if they are committed.
-    :param rows: as in `BatchEnded`, also ``seconds``.
+    :param batches: the numbers of the first and the last; like the other fields, set only if they are committed.
+    :param rows: as in `BatchEnded`, like ``seconds``.
     """
 
     group: str
@@ -243,13 +245,12 @@ class FlushEnded:
 
     @property
     def outcome(self) -> Literal["written", "failed"]:
-        """Whether they are committed."""
         return "written" if self.error is None else "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleWorkChanged:
-    """A job begins to replay dead letters, or to call its `Tick`, while batches wait; or that is over: ``None``."""
+    """A job begins to replay dead letters or to call its `Tick`, while batches wait; ``None`` when that is over."""
 
     group: str
     work: Literal["replay", "tick"] | None
@@ -257,7 +258,7 @@ class IdleWorkChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleWorkFailed:
-    """The job's `Tick` raised; it will be called again. ``error`` is `CommitUnknown` if it may be committed."""
+    """The job's `Tick` raised, and will be called again. ``error`` is `CommitUnknown` if its work may be committed."""
 
     group: str
     error: BaseException
@@ -286,7 +287,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResolved:
-    """The answer to a COMMIT was lost; ``happened`` is what the rows show, ``None`` if they do not."""
+    """The answer to a COMMIT was lost; ``happened`` is what the rows show, ``None`` if they show nothing."""
 
     group: str
     topic_partition: TopicPartition | None
@@ -294,7 +295,6 @@ class CommitResolved:
 
     @property
     def outcome(self) -> str:
-        """``committed``, ``rolled_back`` or ``unknown``."""
         return {True: "committed", False: "rolled_back", None: "unknown"}[self.happened]
 
 
@@ -302,7 +302,7 @@ class CommitResolved:
 class ClaimTaken:
     """The group was claimed, or a process joined; ``starting`` is where the group starts, ``None`` if that is known.
 
-    ``fenced`` tells whom that has fenced, ``None`` if nobody was known to run.
+    ``fenced`` describes the owner that this fenced, ``None`` if none was known to run.
     """
 
     group: str
@@ -316,7 +316,7 @@ class ClaimTaken:
 class ClaimEnded:
     """The claim writes nothing any more: it was closed cleanly, or a heartbeat found that another replaced it.
 
-    One that was replaced is closed too, later; ``by`` tells who has the group by then.
+    A claim that was replaced is closed too, later. ``by`` is who has the group by then.
     """
 
     group: str
@@ -327,9 +327,9 @@ class ClaimEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkMade:
-    """A sink or a consumer was made for the claim; ``query`` tells about its query, once there is one, and may hang.
+    """A sink or a consumer was made for the claim. ``query`` asks about its query, once there is one, and may hang.
 
-    :param replays_letters: whether it replays the dead letters that are requested: it has ``dead_letters=``.
+    :param replays_letters: whether it replays requested dead letters: it has ``dead_letters=``.
     """
 
     group: str
@@ -342,7 +342,7 @@ class SinkMade:
 class DatabaseAsked:
     """The database took a heartbeat or, while the claim sends none because its query has ended, answered a question.
 
-    :param error: why it did not take the heartbeat, for its class alone; the next one follows.
+    :param error: why it did not take the heartbeat; only its class is used. The next heartbeat follows.
     """
 
     group: str
@@ -356,7 +356,7 @@ class MirrorTried:
     :param offsets: those that it copied, perhaps none.
     :param reason: why it could not, in words, for people.
     :param is_over: whether the mirror has stopped for good; otherwise it will try again.
-    :param error: what Kafka's client raised, for its class alone; ``None`` if Kafka has answered.
+    :param error: what Kafka's client raised; only its class is used. ``None`` if Kafka has answered.
     """
 
     group: str
@@ -367,15 +367,14 @@ class MirrorTried:
 
     @property
     def outcome(self) -> Literal["done", "failed", "ended"]:
-        """``ended`` for a mirror that has stopped for good."""
         return "done" if self.reason is None else "ended" if self.is_over else "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSent:
-    """A relay has produced this many rows of the outbox, in one transaction of Kafka; ``seconds`` are that one's.
+    """A relay has produced this many rows of the outbox, in one Kafka transaction that took ``seconds``.
 
-    :param group: the relay's own group in Kafka, also in the events below. No job claims it.
+    :param group: the relay's own group in Kafka, as in the events below. No job claims it.
     """
 
     group: str
@@ -385,7 +384,7 @@ class OutboxSent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxRefused:
-    """A relay has set rows aside that Kafka refuses; ``errors`` says why, by id, without anything of a record."""
+    """A relay has set rows aside that Kafka refuses; ``errors`` says why, by id, and quotes nothing of a record."""
 
     group: str
     errors: Mapping[int, str]
@@ -393,9 +392,9 @@ class OutboxRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxBlocked:
-    """Rows of a topic wait, and a relay sends those of others: it is missing, may not be written to, or refuses all.
+    """A topic's rows wait while a relay sends those of others: it is missing, may not be written to, or refuses all.
 
-    It is told at most once a minute. ``row`` is the id of its first row, ``error`` why that is not sent.
+    Emitted at most once a minute for a topic. ``row`` is the id of its first row, ``error`` why that is not sent.
     """
 
     group: str
@@ -406,7 +405,7 @@ class OutboxBlocked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxRests:
-    """A relay that has sent rows, or has waited, has none left, but for those of ``blocked`` topics."""
+    """A relay that has sent rows, or has waited, has none left, except those of ``blocked`` topics."""
 
     group: str
     blocked: int

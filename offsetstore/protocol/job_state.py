@@ -1,4 +1,4 @@
-"""What a job does, by its events: one fold under the record of its run, its metrics and its health. Pure: no clock."""
+"""What a job does, by its events: one fold for the record of its run, its metrics and its health. Pure: no clock."""
 
 from __future__ import annotations
 
@@ -34,42 +34,42 @@ from offsetstore.protocol.events import (
 from offsetstore.protocol.runs import Phase
 
 UNREACHABLE: Final = 15.0
-"""Seconds without an answer from the database that are an outage, unless another limit is set."""
+"""Seconds without an answer from the database that count as an outage, unless another limit is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """One claim's job. Times are seconds of the clock that the events are noted by; ``None``: there is no such moment.
+    """One claim's job. Times are in seconds of the observer's clock; ``None`` means that it has not happened.
 
-    :param token: of the claim, ``None`` if it is not known.
-    :param unreachable: a silence of the database that is longer was an outage.
+    :param token: of the claim, ``None`` if it is unknown.
+    :param unreachable: a longer silence of the database was an outage.
     :param claimed: when the group was claimed, or the last drain began or ended.
     :param is_lost: whether another claim has taken over.
     :param is_closed: whether the claim was closed.
     :param replays_letters: whether the sink replays requested letters, ``None`` as long as there is no sink.
-    :param query: the last that has given the sink a batch.
+    :param query: the last query that gave the sink a batch.
     :param is_draining: whether dead letters are being replayed without a query.
-    :param idle_work: what is done in place of batches, if anything is, and ``idle_work_since`` since when.
-    :param is_active: whether the query runs, ``None`` as long as it was never seen.
-    :param has_ended_well: whether it does not run because it was stopped, or had no more to do.
-    :param active_since: since when ``is_active`` is so.
+    :param idle_work: what is done while batches wait, if anything, and ``idle_work_since`` since when.
+    :param is_active: whether the query runs, ``None`` until it is first seen.
+    :param has_ended_well: whether it was stopped, or had no more to do.
+    :param active_since: when ``is_active`` last changed.
     :param trigger: the last one seen; see `QueryStatus`.
-    :param triggered: the last sign of a trigger.
+    :param triggered: when there was last a sign of a trigger.
     :param interval: between two triggers.
-    :param pid: of the query's Java.
+    :param pid: of the query's Java process.
     :param java_answered: when Java last answered, ``None`` if it is not asked.
-    :param phase_since: since when ``phase`` is so; a pause within a batch makes it begin anew.
+    :param phase_since: when ``phase`` began; a pause within a batch restarts it.
     :param batch: the number of the batch in flight, or of the last one; ``batch_offsets`` is how many it reads.
     :param batch_began: when the batch in flight reached the sink.
-    :param called: when calls of its handler were last told of.
+    :param called: when calls of its handler were last reported.
     :param error: the class of the error that ended the last batch, if one did.
     :param ended_well: when a batch last ended well.
     :param database_answered: when the database last answered.
-    :param is_database_failing: whether it has failed to since.
+    :param is_database_failing: whether it has failed to answer since then.
     :param kafka_answered: when Kafka last answered.
-    :param is_kafka_failing: whether it has failed to since.
-    :param outage_ended: when one of the two last answered again.
-    :param mirrored: when Kafka's group was last found or made equal, and ``mirror_error`` why it could not be since.
+    :param is_kafka_failing: whether it has failed to answer since then.
+    :param outage_ended: when the database or Kafka last answered again.
+    :param mirrored: when Kafka's group last had the stored offsets; ``mirror_error`` is why it could not since.
     :param held: see `RecordsHeld`.
     :param counters: see `RunStatus.counters`.
     """
@@ -118,7 +118,7 @@ class JobState:
 
     @classmethod
     def claimed_at(cls, at: float, group: str, token: Token, *, unreachable: float = UNREACHABLE) -> Self:
-        """The state of a job that has just claimed its group: all have answered."""
+        """The state of a job that has just claimed its group: the database and Kafka have answered."""
         return cls(
             group=group,
             token=token,
@@ -132,12 +132,12 @@ class JobState:
     def after(self, event: Event, at: float) -> Self:
         """The state after an event of this group.
 
-        An end or a sink of another claim changes nothing: it comes late, of a claim that was replaced or is forgotten.
-
-        :param at: when it happened.
+        :param at: when it happened, by the observer's clock: health counts only seconds in which the process ran, and a
+            run's record counts all (decision 0071).
         """
         if isinstance(event, ClaimTaken) and event.token != self.token:
             return self.claimed_at(at, self.group, event.token, unreachable=self.unreachable)
+        # It comes late, from a claim that was replaced or is forgotten.
         if isinstance(event, SinkMade | ClaimEnded) and event.token != self.token:
             return self
         counters = {**self.counters}
@@ -155,7 +155,8 @@ class JobState:
                 changes = {"replays_letters": event.replays_letters, "java_answered": at}
             case QueryStarted():
                 changes = {"query": event}
-            case DrainChanged():  # the query has its time after that
+            # The time for a query to begin starts anew after a drain.
+            case DrainChanged():
                 changes = {"is_draining": event.is_running, "claimed": at, "active_since": at}
             case IdleWorkChanged():
                 changes = {"idle_work": event.work, "idle_work_since": at}
@@ -190,7 +191,8 @@ class JobState:
                 begun: dict[str, Any] = {"phase": "batch", "phase_since": at}
         if isinstance(event, BatchStarted):
             begun |= {"batch": event.batch, "batch_offsets": event.offsets, "batch_began": at, "error": None}
-        if self.is_active is None:  # where Spark can't be read, a batch shows that the query runs
+        # Where Spark can't be read, a batch shows that the query runs.
+        if self.is_active is None:
             begun |= {"is_active": True, "active_since": at}
         return begun
 
@@ -198,20 +200,22 @@ class JobState:
         if event.error is not None and _is_silence(event.error):
             return {"is_database_failing": True}
         answered: dict[str, Any] = {"database_answered": at, "is_database_failing": False}
-        if at - self.database_answered > self.unreachable:  # one missed heartbeat is no outage
+        # One missed heartbeat is no outage.
+        if at - self.database_answered > self.unreachable:
             answered["outage_ended"] = at
         return answered
 
     def _of_mirror(self, event: MirrorTried, at: float) -> dict[str, Any]:
-        told: dict[str, Any] = {"mirror_error": event.reason}
-        if isinstance(event.error, BrokerUnavailable | TlsFailed):  # all others are answers
-            return {**told, "is_kafka_failing": True}
-        told |= {"kafka_answered": at, "is_kafka_failing": False}
+        changes: dict[str, Any] = {"mirror_error": event.reason}
+        # Every other error is an answer.
+        if isinstance(event.error, BrokerUnavailable | TlsFailed):
+            return {**changes, "is_kafka_failing": True}
+        changes |= {"kafka_answered": at, "is_kafka_failing": False}
         if event.reason is None:
-            told["mirrored"] = at
+            changes["mirrored"] = at
         if self.is_kafka_failing:
-            told["outage_ended"] = at
-        return told
+            changes["outage_ended"] = at
+        return changes
 
     def seen(self, status: QueryStatus, at: float) -> Self:
         """The state after a look at the query."""
@@ -219,25 +223,26 @@ class JobState:
         if status.trigger is not None and status.trigger != self.trigger:
             changes |= {"trigger": status.trigger, "triggered": at}
         looked = replace(self, **changes)
+        # It has not begun yet.
         if self.is_active is None and status.is_active is False:
-            return looked  # it has not begun
+            return looked
         is_active = self.is_active is not False if status.is_active is None else status.is_active
         if is_active is not self.is_active:
             looked = replace(looked, is_active=is_active, active_since=at)
         looked = replace(looked, has_ended_well=status.has_failed is False)
-        if not is_active and self.in_batch_since is not None:  # stopped in the middle of a batch
+        # Stopped in the middle of a batch.
+        if not is_active and self.in_batch_since is not None:
             return replace(looked, batch_began=None).entering("idle", at)
         return looked
 
     def entering(self, phase: Phase, at: float) -> Self:
-        """The state in a phase that begins now."""
         return replace(self, phase=phase, phase_since=at)
 
 
 class JobStates:
     """The jobs of a process, by group. Any thread may call it.
 
-    :param clock: by which the events are noted.
+    :param clock: gives the time of the events, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float], *, unreachable: float = UNREACHABLE) -> None:
@@ -247,37 +252,37 @@ class JobStates:
         self._states: dict[str, JobState] = {}
 
     def on(self, event: Event) -> tuple[JobState, JobState]:
-        """Note an event, and return the group's state before and after it; a closed claim is forgotten."""
+        """Apply an event, and return the group's state before and after it. A closed claim is forgotten."""
         with self._guard:
             group = event.group
             before = self._states.get(group, JobState(group=group, unreachable=self._unreachable))
             after = before.after(event, self._clock())
             if after.is_closed:
                 self._states.pop(group, None)
+            # A group that no claim has, such as a relay's or a forgotten claim's, gets no state from an event.
             elif after.token is not None:
                 self._states[group] = after
             return before, after
 
     def see(self, group: str, token: Token, status: QueryStatus) -> None:
-        """Note a look at the query of a claim."""
+        """Apply a look at a claim's query, unless another claim has the group by now."""
         with self._guard:
             before = self._states.get(group)
             if before is not None and before.token == token:
                 self._states[group] = before.seen(status, self._clock())
 
     def now(self) -> tuple[JobState, ...]:
-        """The states of the groups that are claimed."""
+        """The states of the groups that this process has claimed."""
         with self._guard:
             return tuple(self._states.values())
 
 
 def _is_silence(error: Exception) -> bool:
-    """Whether the database did not answer; one that has no lock or refuses the heartbeat did."""
+    """Whether the database did not answer; to refuse a lock or the heartbeat is an answer."""
     return not isinstance(error, OffsetStoreError) or isinstance(error, (StoreUnavailable, ConnectionLost))
 
 
 def _counts(event: Event) -> dict[str, int]:
-    """What an event adds to the counters."""
     counts: dict[str, int] = {}
     match event:
         case BatchEnded():

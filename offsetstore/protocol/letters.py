@@ -1,6 +1,6 @@
 """Dead letters: records that can't be written, kept in the transaction that passes over them.
 
-A letter is named by its record, and there is one for each: a record that fails again after a reset reopens its letter.
+A letter is named by its record, and a record has at most one: if it fails again after a reset, its letter is reopened.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import OffsetRange, TopicPartition
 
 Cause: TypeAlias = Literal["rejected", "refused", "raised", "sequence"]
-"""By ``transform``, by the database, by the user's function; or it waits behind an earlier record of its key."""
+"""Rejected by ``transform``, refused by the database, raised by the user's function; ``sequence``: it waits behind an
+earlier record of its key."""
 
 LetterState: TypeAlias = Literal["dead", "requested", "replayed", "discarded", "superseded"]
-"""``requested``: to be replayed. ``superseded``: a job has read the record again since."""
+"""``requested``: to be replayed. ``superseded``: a job has read the record again since then."""
 
 CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 STATES: Final[tuple[LetterState, ...]] = get_args(LetterState)
 
 OPEN: Final[tuple[LetterState, ...]] = ("dead", "requested")
-"""The states of a letter whose record is not in the results, and may still get there."""
+"""The states of a letter whose record is not in the results but may still get there."""
 
 FINAL: Final[tuple[LetterState, ...]] = ("replayed", "discarded", "superseded")
-"""The others: what they are about is settled."""
+"""The other states: what becomes of the record is settled."""
 
 PayloadState: TypeAlias = Literal["kept", "left out", "erased"]
 PAYLOADS: Final[tuple[PayloadState, ...]] = get_args(PayloadState)
@@ -36,20 +37,20 @@ PAYLOADS: Final[tuple[PayloadState, ...]] = get_args(PayloadState)
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
 SEQUENCE_BYTES: Final = 32
-"""The length of a `digest`. A longer sequence is that of a letter which was overtaken."""
+"""The length of a `digest`. A letter that was overtaken has a longer sequence."""
 
 LONGEST_CODE: Final = 64
 """Characters of the code with which a transform or a function rejects a record."""
 
 _LONGEST: Final = 8_192  # characters of a text
-# Version ff and ids of zeros are none. Only versions after 00 may have more behind another hyphen.
+# By W3C's recommendation, version ff and ids of zeros are invalid.
 _TRACE: Final = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL
 )
 
 
 class Payload(NamedTuple):
-    """A record as Kafka had it. A tuple, because the consumer makes one of each record.
+    """A record as Kafka had it. A tuple, because the consumer makes one for each record.
 
     :param headers: in order; names may repeat. ``None`` if the reader did not read them (``includeHeaders``).
     :param timestamp_type: Kafka's number: 0 for the producer's time, 1 for the broker's, -1 for none.
@@ -66,7 +67,8 @@ class Payload(NamedTuple):
 class LetterError:
     """Why a record is dead.
 
-    :param text: of a refusal without values; a reject's or an exception's is its author's, and may quote the record.
+    :param text: a refusal's holds no values; the text of a reject or an exception is its author's, and may quote the
+        record.
     """
 
     error_class: str
@@ -82,10 +84,10 @@ class LetterError:
 class NewLetter:
     """A letter to be written.
 
-    :param attempts: how often it was tried, this time included; 0 if it never was.
+    :param attempts: how often it was tried, including this time; 0 if never.
     :param sequence: the `digest` of its key, ``None`` if nothing waits behind it.
     :param payload: ``None`` if only the coordinates are kept.
-    :param trace_id: of its trace, if that follows the record; one that has its headers anyway needs none.
+    :param trace_id: of its trace, if that follows the record; not needed with a ``payload``, which has the headers.
     """
 
     topic_partition: TopicPartition
@@ -99,15 +101,15 @@ class NewLetter:
 
     @property
     def trace(self) -> str | None:
-        """The id of its trace, as far as it is known."""
+        # A letter with contents has all headers of its record, propagated or not (decision 0097).
         return trace_id(self.payload.headers) if self.payload else self.trace_id
 
 
 class LetterKey(NamedTuple):
     """What a letter is named by: its record. Letters are locked and replayed in this order.
 
-    :param topic_id: Kafka's id of the topic, ``""`` where it was not known. To ask for a letter, ``None`` will do: the
-        newest of this partition and offset, of which there are several only if the topic was created again.
+    :param topic_id: Kafka's id of the topic, ``""`` where it was not known. To look a letter up, ``None`` is enough: it
+        means the newest at this partition and offset. There are several only if the topic was created again.
     """
 
     topic_partition: TopicPartition
@@ -124,11 +126,11 @@ class Letter:
     """A dead letter as it is stored.
 
     :param topic_id: Kafka's id of the topic, ``""`` where it was not known.
-    :param payload: ``None`` if it is left out or erased, see ``payload_state``; and in a list without contents, where
-        the error's text and traceback are missing too.
+    :param payload: ``None`` if it was left out or erased, see ``payload_state``; also in a list without contents, which
+        leaves out the error's text and traceback too.
     :param times: how often the record became a letter: more than once after a reset.
-    :param forced: replay it although rows that were written later may be replaced by older ones.
-    :param decided_at: when its state last changed; like ``actor`` and ``reason`` ``None`` if it is as it was written.
+    :param forced: replay it even if that may replace newer rows by older ones.
+    :param decided_at: when its state last changed. Like ``actor`` and ``reason``, ``None`` until it changes.
     """
 
     topic_partition: TopicPartition
@@ -151,19 +153,19 @@ class Letter:
 
     @property
     def key(self) -> LetterKey:
-        """What it is named by."""
+        """The record that names it."""
         return LetterKey(self.topic_partition, self.offset, self.topic_id)
 
     @property
     def is_in_sequence(self) -> bool:
-        """Whether all later records of its key have waited for it; a record without a key has none."""
+        """Whether all later records of its key have waited for it; ``False`` for a record without a key."""
         return self.sequence is not None and not is_overtaken(self.sequence)
 
 
 class ChosenLetter(NamedTuple):
-    """What a decision looks at; times, attempts and creation tell that a letter was written again.
+    """What a decision looks at. ``times``, ``attempts`` and ``created_at`` show whether a letter was written again.
 
-    ``is_overtaken`` is false, too, where it was not asked for: it takes a right to read the letters' contents.
+    ``is_overtaken`` is also false if it was not asked for: that takes the right to read the letters' contents.
     """
 
     state: LetterState
@@ -176,7 +178,7 @@ class ChosenLetter(NamedTuple):
 
     @classmethod
     def of(cls, letter: Letter) -> ChosenLetter:
-        """The same of a letter that was read with its contents."""
+        """Take the fields of a letter that was read with its contents."""
         return cls(
             letter.state,
             letter.payload_state,
@@ -190,7 +192,7 @@ class ChosenLetter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FailedReplay:
-    """Why a letter could not be replayed; ``cause`` is ``None`` if it is the same as before."""
+    """Why a letter could not be replayed; ``cause`` is ``None`` if it has not changed."""
 
     error: LetterError
     cause: Cause | None = None
@@ -198,9 +200,9 @@ class FailedReplay:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempts at a record so far, or at its partition.
+    """The failed attempts at a record, or at its partition, so far.
 
-    :param errors: how often each error's class was seen.
+    :param errors: how often each class of error was seen.
     """
 
     attempts: int
@@ -208,24 +210,25 @@ class Failed:
 
 
 def digest(tp: TopicPartition, key: bytes | None) -> bytes | None:
-    """Name the sequence of a key; a key itself may be too long for an index. A record without a key has none."""
+    """Name the sequence of a key; a record without a key has none."""
     if key is None:
         return None
+    # Not the key itself, which may be too long: an entry of an index holds 2,704 bytes (decision 0036).
     return hashlib.sha256(f"{tp.topic}\0{tp.partition}\0".encode() + key).digest()
 
 
 def is_overtaken(sequence: bytes) -> bool:
-    """Whether a job has written later records of the key: a byte follows the digest then.
-
-    So the letters of a key still have one sequence, and are replayed in order, but nothing more waits behind them.
-    """
+    """Whether a job has written later records of the key: then a byte follows the digest."""
+    # The digest stays, so the letters of a key still sort as one sequence and are replayed in order; but no digest
+    # equals the longer value, so nothing more waits behind them.
     return len(sequence) > SEQUENCE_BYTES
 
 
 def trace_id(headers: Headers | None) -> str | None:
-    """The trace id of the last ``traceparent`` header that is valid by W3C's recommendation, if there is one."""
+    """The trace id of the last ``traceparent`` header that is valid by W3C's recommendation, ``None`` without one."""
     for name, value in reversed(headers or ()):
         found = _TRACE.fullmatch(value) if name == "traceparent" and value is not None else None
+        # Only versions after 00 may have more behind another hyphen.
         if found is not None and (found[3] is None or found[1] != b"00"):
             return found[2].decode()
     return None
@@ -233,30 +236,32 @@ def trace_id(headers: Headers | None) -> str | None:
 
 def writable(text: str) -> str:
     """Return a text that every database can store: without NUL or lone surrogates, and not too long."""
+    # Not refused: a letter that can't be written would stop the job for good (decision 0036).
     clean = text.replace("\0", "").encode("utf-8", "replace").decode()
     return clean if len(clean) <= _LONGEST else clean[: _LONGEST - 1] + "…"
 
 
 REJECT: Final = "_reject"
-"""The column by which a transform rejects a row's record: the reason, or a struct of a code and a reason."""
+"""The column with which a transform rejects a row's record: the reason, or a struct of a code and a reason."""
 
 
 def rejected(reason: str | None, code: str | None = None) -> LetterError:
-    """What a letter keeps of the reason that the user's own code gives.
+    """What a letter keeps of a reason and a code that the user's own code gives.
 
-    Lists show the code, and group letters by it, so it may not quote the record, as a reason may. What is too long for
-    a code becomes part of the reason, which is not shown.
+    Lists show the code, and group letters by it; they don't show the reason, which may quote the record.
     """
     name = writable(code or "")
     if 0 < len(name) <= LONGEST_CODE:
         return LetterError(name, reason or "")
+    # A longer code may hold a value of the record, so it goes where lists don't show it. It never ends the query: the
+    # transform has already said that the record is bad (decision 0061).
     return LetterError("Rejected", ": ".join(filter(None, (name, reason))))
 
 
 def check_reject(tp: TopicPartition, reason: object, code: object) -> None:
-    """Refuse what a function can't name a record with.
+    """Check the reason and the code with which a function names a record.
 
-    :raises ConfigurationError: the reason, or a code, is no text.
+    :raises ConfigurationError: the reason, or a code, is not a text.
     """
     for name, text in (("reason", reason), ("code", "" if code is None else code)):
         if not isinstance(text, str):
@@ -266,21 +271,21 @@ def check_reject(tp: TopicPartition, reason: object, code: object) -> None:
 
 
 class LetterSession(Protocol):
-    """The part of a `Session` for letters: to write and to settle them, and to replay those that are requested.
+    """The part of a `Session` for letters: it writes and settles them, and replays requested ones.
 
-    The caller holds the locks of the partitions' rows. Letters are always locked in the order of their keys, after
-    these and the group's.
+    The caller holds the locks of the partitions' rows. Letters are always locked after these and the group's row, in
+    the order of their keys.
     """
 
     def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
-        """Write letters, or reopen those of the same records; return how many. They get the rows' topic ids."""
+        """Write letters, or reopen those of the same records; return how many. They get the topic ids of the rows."""
         ...
 
     def open_letters(self, group: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """The highest offset of an open letter, of each partition that has one, in two mappings.
+        """The highest offset of an open letter in each partition that has one, in two mappings.
 
-        The first is about those at or above the stored offset, the second about those for which later records of their
-        key wait.
+        The first counts letters at or above the stored offset, the second letters for which later records of their key
+        wait.
         """
         ...
 
@@ -293,38 +298,38 @@ class LetterSession(Protocol):
         actor: str,
         gone: Collection[tuple[TopicPartition, int]] = (),
     ) -> None:
-        """Settle open letters that a transaction passes. All of them are locked in one order.
+        """Settle the open letters that a transaction passes. All of them are locked in one order.
 
-        :param again: where the job has read the records again: these letters are superseded.
+        :param again: ranges whose records the job has read again: their letters are superseded.
         :param below: below the ends of these ranges, letters are marked as overtaken by later records.
-        :param gone: the records that it has not read: their letters are not superseded.
+        :param gone: records that it has not read, so that their letters are not superseded.
         """
         ...
 
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:
-        """The records of the open letters in the ranges, with their sequences; not those of an earlier topic."""
+        """The records of open letters in the ranges, with their sequences; without letters of an earlier topic."""
         ...
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
-        """Give letters without a topic id the one that has become known."""
+        """Write topic ids that have become known into letters without one."""
         ...
 
     def failures(self, group: str) -> dict[tuple[TopicPartition, int], Failed]:
-        """The failed attempts at records that are not stored yet, by partition and offset."""
+        """The failed attempts at records that are not stored yet, by partition and offset of the record."""
         ...
 
     def write_failures(self, group: str, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
-        """Write these, in place of those of the same records."""
+        """Write failed attempts, in place of those at the same records."""
         ...
 
     def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        """Delete those below the ranges' ends: their records are stored, or letters."""
+        """Delete the failed attempts below the ranges' ends: these records are stored, or are letters."""
         ...
 
     def has_requested(self, group: str) -> bool:
-        """Whether any letter is requested, even if it can't be replayed yet."""
+        """Whether a replay of any letter is requested, even of one that can't be replayed yet."""
         ...
 
     def requested_letters(
@@ -338,31 +343,31 @@ class LetterSession(Protocol):
     ) -> list[Letter]:
         """The next letters to replay, in order, with their contents.
 
-        Each is below its partition's stored offset, or of an earlier topic of the same name; the others are ahead of
-        the job, which reads their records itself. A letter that follows a dead one of its sequence waits. Look at both
+        Each is below its partition's stored offset, or of an earlier topic of the same name; other letters are ahead of
+        the job, which reads their records itself. A letter that follows a dead one of its sequence waits. Check both
         again under the locks.
 
-        :param partitions: whose letters; by default those of all of the topics' partitions.
-        :param max_bytes: end with the letter before this many bytes, but return at least one.
+        :param partitions: whose letters; by default those of all the topics' partitions.
+        :param max_bytes: stop before the letter that would exceed it, but return at least one.
         """
         ...
 
     def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
-        """Lock them FOR UPDATE, in order, and return those that there are; with whether they were overtaken."""
+        """Lock letters FOR UPDATE, in order, and return those that exist, with ``is_overtaken``."""
         ...
 
     def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
-        """Mark those of them that are requested as replayed; return how many. The reason stays the request's."""
+        """Mark these letters as replayed if they are requested; return how many were. The request's reason stays."""
         ...
 
     def return_letters(self, group: str, failed: Mapping[LetterKey, FailedReplay], *, actor: str) -> int:
-        """Mark those of them that are requested as dead again, with their new errors and one more attempt."""
+        """Mark these letters as dead again if they are requested, with their new errors and one more attempt."""
         ...
 
     def open_sequences(self, group: str) -> dict[bytes, int]:
         """The digests of keys with an open letter below the stored offset, and the lowest such offset.
 
-        Letters of an earlier topic of the same name don't count: its sequences have ended with it. Nor do letters that
-        were overtaken.
+        Letters of an earlier topic of the same name don't count, since its sequences ended with it. Nor do overtaken
+        letters.
         """
         ...

@@ -1,9 +1,9 @@
 """Manual marking: how far a job has read, apart from how far its results reach. Pure.
 
-With ``marking="manual"`` code decides what is done: the stored offset moves only to where it marks. A batch that marks
-less than its end is followed by one that begins above the stored offset, and that is no gap: the records in between
-were *delivered* to the job, and the next start reads them again. So `replay` decides on what was delivered, in place of
-what is stored; apart from that, the stored offset has to be the one that the job itself has left there.
+With ``marking="manual"`` the job's code decides what is done: the stored offset moves only to where it marks. After a
+batch that marks less than its end, the next one begins above the stored offset. That is no gap: the records in between
+were *delivered* to the job, and the next start reads them again. So `replay` compares a range with the delivered offset
+instead of the stored one; and the stored offset must be the one that the job itself left there.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MARKINGS: Final = ("automatic", "manual")
 
 
 class Position(NamedTuple):
-    """How far a claim's job has come in a partition: kept in memory, it begins with each claim at the stored offset.
+    """How far a claim's job has come in a partition: kept in memory, and in each claim first at the stored offset.
 
     :param stored: the stored offset, as this claim last saw it.
-    :param delivered: the next offset that the job has not been given yet.
+    :param delivered: the first offset that the job has not been given yet.
     """
 
     stored: int
@@ -31,23 +31,20 @@ class Position(NamedTuple):
 
 
 def check_marking(marking: str) -> None:
-    """Refuse any other word.
-
-    :raises ConfigurationError: it is none of `MARKINGS`.
-    """
     if marking not in MARKINGS:
         raise ConfigurationError('marking must be "automatic" or "manual"', found=repr(marking))
 
 
 def base(tp: TopicPartition, stored: int, position: Position | None) -> int:
-    """Return the offset on which a range is decided.
+    """Return the offset that a range is compared with.
 
     :param stored: of the locked row.
     :param position: ``None`` if nothing was delivered yet.
-    :raises AdvanceMismatch: the row is not as this claim last saw it, so the position means nothing any more.
+    :raises AdvanceMismatch: the row is not as this claim last saw it.
     """
     if position is None:
         return stored
+    # Something else has moved the row, so the position in memory means nothing any more (decision 0034).
     if position.stored != stored:
         raise AdvanceMismatch(
             "the stored offset is not the one that this claim last saw: something else has moved it",
@@ -69,6 +66,8 @@ def check_mark(tp: TopicPartition, next_offset: int, *, above: int, delivered: i
     :raises MarkBeyondDelivered: it is too high.
     """
     next_offset = as_offset("next_offset", next_offset)
+    # A mark at the stored offset is refused too: who marks the last offset that is done, instead of the next one, finds
+    # out with the first record (decision 0034).
     if next_offset <= above:
         raise MarkBackwards(
             "a mark must be above the stored offset, and not below an earlier mark",

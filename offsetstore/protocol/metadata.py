@@ -1,7 +1,7 @@
 """The metadata of an offset: a text in the offset's row, written in the same transaction; by default JSON.
 
-Karafka calls this offset metadata: a note from the job to its next owner. It is never a pickle: the next owner may use
-another version or language, and loading an attacker's pickle runs code.
+Karafka calls this offset metadata: a note from the job to the next owner of the offset. It is never a pickle: the next
+owner may use another version or language, and loading an attacker's pickle runs code.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Keep(Enum):
 
 
 KEEP: Final = Keep.KEEP
-"""An advance without metadata keeps what the row has."""
+"""An advance without metadata keeps the row's."""
 
 Text: TypeAlias = str | None
-"""What a row has: ``None`` if there is no metadata."""
+"""A row's metadata, ``None`` without any."""
 
 
 def to_json(value: object) -> str:
@@ -43,6 +43,7 @@ def to_json(value: object) -> str:
     :raises MetadataError: not a JSON value.
     """
     try:
+        # `json.dumps` would convert other keys to text: 1 and "1" would become one key.
         _refuse_other_keys(value)
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -70,11 +71,11 @@ def from_json(text: str) -> object:
 class Metadata:
     """How a job's metadata are written and read.
 
-    :param serializer: from a value to text, ``None`` excepted, which is stored as none. Not `pickle`: it returns bytes,
-        and loading them runs code.
-    :param deserializer: from that text to the value.
-    :param cache: whether reads return what was stored when the group was claimed, without a query; a read may say
-        otherwise.
+    :param serializer: converts a value to text. It never gets ``None``, which is stored as no metadata. Not `pickle`,
+        which returns bytes; loading them runs code.
+    :param deserializer: converts that text to the value.
+    :param cache: whether reads return what was stored when the group was claimed, without a query; a single read can
+        choose otherwise.
     """
 
     serializer: Callable[[Any], str] = to_json
@@ -84,7 +85,7 @@ class Metadata:
     def dump(self, value: object) -> Text:
         """Return the text for the table, ``None`` for ``None``.
 
-        :raises MetadataError: the serializer fails or returns no text, or its text is larger than `MAX_BYTES`.
+        :raises MetadataError: the serializer fails or returns something else, or its text is larger than `MAX_BYTES`.
         """
         if value is None:
             return None
@@ -121,11 +122,10 @@ class Metadata:
 JSON: Final = Metadata()
 
 Formats: TypeAlias = Metadata | Mapping[str, Metadata] | Mapping[str | None, Metadata] | None
-"""One for all topics, or one for each topic and under ``None`` one for the others; JSON for what is left out."""
+"""One format for all topics, or one for each topic and, under ``None``, one for the others; by default JSON."""
 
 
 def format_of(formats: Formats, topic: str) -> Metadata:
-    """Choose the topic's format."""
     if formats is None or isinstance(formats, Metadata):
         return formats or JSON
     by_topic = cast("Mapping[str | None, Metadata]", formats)
@@ -156,13 +156,13 @@ def dump(formats: Formats, partitions: Collection[TopicPartition], value: object
 def check_formats(formats: object, topics: tuple[str, ...]) -> None:
     """Check the argument ``metadata`` of a claim.
 
-    :raises ConfigurationError: something else than `Formats`, or a topic that the claim does not have.
+    :raises ConfigurationError: it is no `Formats`, or names a topic that the claim does not have.
     """
     named = cast("Mapping[object, object]", formats) if isinstance(formats, Mapping) else {None: formats}
-    if not all(isinstance(each, (Metadata, type(None))) for each in named.values()):
+    if not all(isinstance(format_, (Metadata, type(None))) for format_ in named.values()):
         raise ConfigurationError(
             "metadata must be a Metadata, or a mapping of topics to these",
-            found=", ".join(sorted({type(each).__name__ for each in named.values()})),
+            found=", ".join(sorted({type(format_).__name__ for format_ in named.values()})),
             expected="Metadata(serializer=..., deserializer=...)",
         )
     unknown = sorted(str(topic) for topic in named if topic is not None and topic not in topics)
@@ -209,7 +209,6 @@ def _not_json(value: object, error: Exception) -> MetadataError:
 
 
 def _refuse_other_keys(value: object) -> None:
-    """``json.dumps`` would convert them to text: 1 and "1" would become one key."""
     if isinstance(value, dict):
         members = cast("dict[object, object]", value)
         if not all(isinstance(key, str) for key in members):

@@ -1,9 +1,9 @@
-"""The numbers that callers give: one that makes no sense is refused where it is given.
+"""Checks of the numbers that callers pass: one that makes no sense is refused at once.
 
-A comparison alone lets too much pass: ``True`` is 1, NaN fails no ``< 0``, half a row never fills a buffer, and
-infinity becomes an error of the clock or of the database, hours later. NumPy's integers are no ``int``, and neither
-`json` nor `datetime.timedelta` takes them: as an offset they become one, since offsets come from a frame's column, and
-for anything else they are refused.
+A comparison alone accepts too much: ``True`` is 1, NaN passes every ``< 0``, half a row never fills a buffer, and
+infinity becomes an error of the clock or of the database, hours later. NumPy's integers are not ``int``, and neither
+`json` nor `datetime.timedelta` takes them: as offsets they are converted, since offsets come from a frame's column;
+everywhere else they are refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ def check_whole(name: str, value: object, unit: str = "", *, least: int | None =
     """Refuse anything but an ``int`` from ``least`` to ``most``.
 
     :param unit: what it counts, in the plural, for the message.
-    :raises ConfigurationError: naming the argument.
+    :raises ConfigurationError: with the argument's name.
     """
+    # ``bool`` is a subclass of ``int``.
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     number: Any = value
     if is_whole and (least is None or number >= least) and (most is None or number <= most):
@@ -35,7 +36,7 @@ def check_whole(name: str, value: object, unit: str = "", *, least: int | None =
 
 
 def as_offset(name: str, value: object, *, least: int | None = 0, most: int | None = None) -> int:
-    """Return an offset as an ``int``, also if it is of NumPy.
+    """Return an offset as an ``int``, also if it is one of NumPy's integers.
 
     :raises ConfigurationError: as `check_whole`.
     """
@@ -48,11 +49,12 @@ def as_offset(name: str, value: object, *, least: int | None = 0, most: int | No
 def check_seconds(name: str, value: object, *, or_zero: bool = False, most: float = _LONGEST) -> None:
     """Refuse anything but a finite ``float`` or ``int`` above 0, and at most ``most``.
 
-    :param or_zero: 0 will do, too.
-    :raises ConfigurationError: naming the argument.
+    :param or_zero: allow 0, too.
+    :raises ConfigurationError: with the argument's name.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     seconds: Any = value
+    # Asked this way round, NaN is refused: every comparison with it is false.
     if is_number and (0 < seconds <= most or (or_zero and seconds == 0)):
         return
     bounds = ("0 or more" if or_zero else "above 0") + ("" if most == _LONGEST else f" and at most {most:g}")

@@ -1,4 +1,4 @@
-"""The seam through which events leave: log lines are its first observer, metrics can be another."""
+"""The seam through which events leave: log lines are the first observer, metrics can be another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = logging.getLogger("offsetstore")
 
 
 class Observer(Protocol):
-    """Gets every event of a store and its claims, in the thread in which it happens: be quick."""
+    """Gets every event of a store and its claims, in the thread in which it happens: it must be quick."""
 
     def on(self, event: Event) -> None:
         """Handle an event. An exception is logged, once for each observer, and never harms the job."""
@@ -39,21 +39,21 @@ class Observer(Protocol):
 
 
 class Observers:
-    """Passes each event on: to the log, then to the others in order."""
+    """Passes each event on: to the log, then to the other observers in order."""
 
     def __init__(self, others: Iterable[Observer] = ()) -> None:
         self._observers: tuple[Observer, ...] = (LogObserver(), *others)
         self._failed: set[int] = set()
 
     def with_one(self, observer: Observer) -> Observers:
-        """These, and one more."""
         more = Observers()
         more._observers = (*self._observers, observer)
+        # Shared, so that an observer that fails is still logged once.
         more._failed = self._failed
         return more
 
     def on(self, event: Event) -> None:
-        """Notify every observer, even if one of them raises. An observer that keeps an error keeps no frames."""
+        """Notify every observer, even if one of them raises. Errors of events lose their frames, except a batch's."""
         for number, observer in enumerate(self._observers):
             try:
                 call(observer.on, event)
@@ -68,7 +68,9 @@ class Observers:
                         type(as_raised(error)).__name__,
                     )
         error = getattr(event, "error", None)
-        if isinstance(error, BaseException) and not isinstance(event, BatchEnded):  # which is raised next
+        # A batch's error is raised next. Any other was dealt with, and an observer may keep it: with its frames, it
+        # would keep the batch too (decision 0100).
+        if isinstance(error, BaseException) and not isinstance(event, BatchEnded):
             without_frames(error)
 
 
@@ -79,7 +81,7 @@ class LogObserver:
         self._is_failing: set[str] = set()
 
     def on(self, event: Event) -> None:  # noqa: C901 - one case for each kind
-        """Log what someone on call needs to know; a written batch is not logged."""
+        """Log what someone on call needs to know; a batch that is written is not logged."""
         match event:
             case Retried():
                 name = type(event.error).__name__
@@ -114,6 +116,7 @@ class LogObserver:
                 _log.warning("the offsets of group %r are copied to Kafka again", event.group)
         elif event.is_over:
             _log.warning("group %r is no longer copied to Kafka: %s", event.group, event.reason)
+        # Once for each outage, not at each turn of the mirror.
         elif event.group not in self._is_failing:
             self._is_failing.add(event.group)
             _log.warning(
@@ -124,7 +127,8 @@ class LogObserver:
 
 
 def _log_failure(event: BatchEnded | FlushEnded | IdleWorkFailed, error: BaseException) -> None:
-    if isinstance(event, IdleWorkFailed):  # no one else reports it
+    # No one else reports it: it ends no query, and is only called again.
+    if isinstance(event, IdleWorkFailed):
         _log.error("idle work failed, and is called again later", exc_info=error)
         return
     # Spark's own report of a batch is a hundred lines long; other texts may contain values of rows.
@@ -132,7 +136,8 @@ def _log_failure(event: BatchEnded | FlushEnded | IdleWorkFailed, error: BaseExc
     what = "could not flush between batches"
     if isinstance(event, BatchEnded):
         what = f"batch {event.batch} failed"
-        if isinstance(error, OffsetStoreError):  # it ends the job, and is told with the rest then
+        # One line: the error ends the job, and is then printed with all that it has.
+        if isinstance(error, OffsetStoreError):
             text = f": {describe_error(error)[0]}"
     _log.error("%s: %s%s", what, type(error).__name__, text)
 

@@ -1,11 +1,11 @@
 """The outbox: records that a job writes with its results, and that the relay produces to Kafka.
 
-The relay is a machine that asks for one step at a time (`relaying`). It knows no database and no Kafka: whoever runs it
-does each step, and answers. It may be dropped at any step, answered or not; another one then goes on.
+The relay is a state machine that asks for one step at a time (`relaying`). It knows no database and no Kafka: its
+caller does each step and answers. It may be dropped at any step, answered or not; another one then goes on.
 
-The database has the mark of a batch, the ids of its rows, and the mark of the batch before; Kafka has a mark, which it
-gets by the same transaction as a batch's records. Kafka's is the first one, or the second: then the batch is not in
-Kafka. A mark is a number and a word that nobody else draws: copies of a database may count alike.
+The database has the mark of a batch, the ids of its rows, and the mark of the batch before. Kafka has a mark, which is
+set in the same transaction as a batch's records. If Kafka has the first mark, it has the batch; if it has the second,
+it does not. A mark is a number and a random word, since copies of a database count alike (decision 0095).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from offsetstore.protocol.refusals import Topics
 from offsetstore.protocol.runs import RunState
 
 OnUncertain: TypeAlias = Literal["fail", "repeat", "skip"]
-"""What becomes of a batch that may or may not be in Kafka: raise, produce it (again), or take it for produced."""
+"""What to do with a batch that may or may not be in Kafka: raise, produce it (again), or count it as produced."""
 
 ANCHOR: Final = "offsetstore-outbox"
-"""The topic on which the relay's group has its offset, and the beginning of its names."""
+"""The topic in which the relay's group has its offset, and the beginning of the relay's names."""
 
 MOST_ROWS: Final = 10_000
 """Rows of one batch."""
 
 MOST_COUNTED: Final = 100_000
-"""Rows of the outbox that are read to say how many wait."""
+"""Rows of the outbox that are read to count those that wait."""
 
 LOOKS: Final = 10
-"""At Kafka's mark, until one that it seems to have lost counts as lost."""
+"""How often Kafka is asked for a mark that it seems to have lost, until it counts as lost."""
 
 TOPIC_NAMES: Final = "1 to 249 letters, digits, dots, hyphens and underscores, other than . and .."
-"""What `is_topic` takes, for errors."""
+"""The names that `is_topic` accepts, for errors."""
 
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -60,7 +60,7 @@ class OutboxRecord(NamedTuple):
 class OutboxRow(NamedTuple):
     """A row of the outbox: an `OutboxRecord` with its id. Rows are produced in the order of their ids.
 
-    :param wrong: why it can't be sent, if that is known without Kafka: it is no record, or too large to be read.
+    :param wrong: why it can't be sent, if that is known without Kafka: it is not a record, or too large to be read.
     """
 
     id: int
@@ -72,18 +72,18 @@ class OutboxRow(NamedTuple):
 
 
 LONG_WAIT: Final = timedelta(minutes=5)
-"""A row of the outbox that has waited for longer is one that the alerts ``Outbox…`` are about, too."""
+"""A row of the outbox that has waited longer than this is late. The ``Outbox…`` alerts use the same limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxState:
     """What a group has in the outbox, among the first 100,000 rows of all groups.
 
-    :param rows: those that are not known to be in Kafka yet.
+    :param rows: how many are not known to be in Kafka yet.
     :param oldest: when the oldest of them was written, by the database's clock; ``None`` if there are none.
     :param row: the id of the first of them, and its ``topic``: if rows of the topic are blocked, it blocks them.
-    :param refused: rows that Kafka refuses, set aside until a person decides; of the first 100,000, too.
-    :param more: whether there are as many rows, so that more may wait than were counted.
+    :param refused: how many rows Kafka refuses, set aside until a person decides; also among the first 100,000.
+    :param more: whether the limit was reached, so that more rows may wait than were counted.
     """
 
     rows: int = 0
@@ -94,20 +94,20 @@ class OutboxState:
     topic: str | None = None
 
     def is_late(self, at: datetime) -> bool:
-        """Whether a row has waited for long."""
+        """Whether the oldest row has waited for more than `LONG_WAIT`."""
         return self.oldest is not None and at - self.oldest > LONG_WAIT
 
 
 RelayState: TypeAlias = Literal["live", "stalled", "silent", "ended", "failed", "fenced", "unknown"]
-"""Those of a run, and ``stalled``: it is live, a row has waited for `LONG_WAIT`, and it has sent none for as long.
-``unknown``: one of an earlier release has the outbox, which sends no heartbeats."""
+"""The states of a run, and ``stalled``: it is live, a row has waited for `LONG_WAIT`, and it has sent none for as long.
+``unknown``: a relay of an earlier release has the outbox, which sends no heartbeats."""
 
 
 def relay_state(run: RunState, *, waited: timedelta | None, idle: timedelta) -> RelayState:
-    """How a relay is.
+    """The state of a relay.
 
-    :param waited: how long the first row of the outbox has waited, ``None`` if it is empty.
-    :param idle: since when the relay has sent nothing, or has run without having sent any.
+    :param waited: how long the first row of the outbox has waited, ``None`` if there is none.
+    :param idle: the time since the relay last sent rows or, if it has sent none, since its start.
     """
     is_stalled = run == "live" and waited is not None and min(waited, idle) > LONG_WAIT
     return "stalled" if is_stalled else run
@@ -115,11 +115,11 @@ def relay_state(run: RunState, *, waited: timedelta | None, idle: timedelta) -> 
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
-    """The relay that has the outbox, or had it last. Times are the database's.
+    """The relay that has the outbox, or had it last. Times are by the database's clock.
 
-    :param since: it was started.
-    :param until: it ended, or sent its last heartbeat; ``None`` if it is ``unknown``.
-    :param sent_at: it last sent rows, ``None`` if this run has sent none.
+    :param since: when it started.
+    :param until: when it ended, or sent its last heartbeat; ``None`` if it is ``unknown``.
+    :param sent_at: when it last sent rows, ``None`` if this run has sent none.
     :param error: why it waits, or what ended it.
     """
 
@@ -132,7 +132,6 @@ class RelayStatus:
 
     @property
     def is_live(self) -> bool:
-        """Whether it runs, and sends what there is."""
         return self.state in {"live", "unknown"}
 
 
@@ -140,7 +139,7 @@ class OutboxSession(Protocol):
     """The part of a `Session` that writes the outbox."""
 
     def write_outbox(self, group: str, records: Sequence[OutboxRecord]) -> int:
-        """Write the records, in order; return how many were written. Their relay is told when this is committed."""
+        """Write the records, in order; return how many were written. The commit wakes the relay."""
         ...
 
 
@@ -150,7 +149,7 @@ def is_topic(name: object) -> bool:
 
 
 def is_header_name(name: str) -> bool:
-    """Whether Kafka's client sends the whole of this name: it ends at a zero byte."""
+    # Kafka's client ends a name at a zero byte.
     return "\0" not in name
 
 
@@ -162,8 +161,8 @@ def outbox_record(
 ) -> OutboxRecord:
     """Check a record's parts, and encode its texts as UTF-8.
 
-    :raises RowsRefused: no valid name of a topic; a key, a value or a header's value that is neither bytes nor text nor
-        ``None``; a header that is no pair, or whose name is no text or has a zero byte. It is the record's fault.
+    :raises RowsRefused: an invalid topic name; a key, a value or a header's value that is neither bytes nor text nor
+        ``None``; a header that is not a pair, or whose name is not a text or has a zero byte. The record is at fault.
     """
     if not is_topic(topic):
         raise RowsRefused("the name of the topic is not valid", found=repr(topic), expected=TOPIC_NAMES, column="topic")
@@ -177,6 +176,7 @@ def outbox_record(
 def _header(pair: Any) -> tuple[str, bytes | None]:
     match pair:
         case (str() as name, content) if is_header_name(name):
+            # For its error alone: a name is sent as UTF-8, too.
             _bytes("headers", "the name of a header", name)
             return name, _bytes("headers", "a header", content)
         case (name, _):
@@ -187,23 +187,23 @@ def _header(pair: Any) -> tuple[str, bytes | None]:
             raise RowsRefused("a header is no pair", found=type(pair).__name__, expected=expected, column="headers")
 
 
-def _bytes(column: str, what: str, given: object) -> bytes | None:
-    if given is None or isinstance(given, bytes):
-        return given
-    if isinstance(given, str):
+def _bytes(column: str, what: str, content: object) -> bytes | None:
+    if content is None or isinstance(content, bytes):
+        return content
+    if isinstance(content, str):
         try:
-            return given.encode()
+            return content.encode()
         except UnicodeEncodeError:
             raise RowsRefused(
                 f"{what} can't be encoded as UTF-8", found="half a surrogate pair", column=column
             ) from None
     raise RowsRefused(
-        f"{what} is neither bytes nor text", found=type(given).__name__, expected="bytes, str, None", column=column
+        f"{what} is neither bytes nor text", found=type(content).__name__, expected="bytes, str, None", column=column
     )
 
 
 class Mark(NamedTuple):
-    """Which batch: its number, and a word that is drawn for each `WriteBatch`, so that no other one has it."""
+    """A batch: its number, and a random word for each `WriteBatch`, which no other batch has."""
 
     number: int
     word: str
@@ -211,32 +211,32 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """Database: what is recorded, whoever's token is there. Answer: a `Standing`."""
+    """Database: read what is recorded, whatever token is there. Answer: a `Standing`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Database: replace the token, so that no earlier relay can record anything. Answer: nothing."""
+    """Database: replace the token, so that no earlier relay can record anything. No answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckToken:
-    """Database: expect that the token is ours, and wait for a `WriteBatch` of ours whose outcome is not known.
+    """Database: expect that the token is ours, and wait for a `WriteBatch` of ours whose outcome is unknown.
 
-    Answer: nothing; raise if another relay has taken the token.
+    No answer; raise if another relay has taken the token.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Kafka: end the open transaction of any earlier producer, which can commit nothing from now on. No answer."""
+    """Kafka: end the open transaction of any earlier producer, which can commit nothing any more. No answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskForMark:
-    """Kafka: which batch it has. Answer: a `KafkaMark`.
+    """Kafka: ask which batch it has. Answer: a `KafkaMark`.
 
-    :param is_fenced: ``False`` before `Fence`: an open transaction of somebody else's is not waited for.
+    :param is_fenced: ``False`` before `Fence`: then don't wait for an open transaction of another relay.
     """
 
     is_fenced: bool = True
@@ -244,25 +244,25 @@ class AskForMark:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Database: what is recorded. Answer: a `Standing`; raise if another relay has taken the token."""
+    """Database: read what is recorded. Answer: a `Standing`; raise if another relay has taken the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Database: the rows of a recorded batch. Answer: those that are there, by id."""
+    """Database: read the rows of a recorded batch. Answer: those that still exist, in order of id."""
 
     ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRows:
-    """Database: at most this many visible rows, those with the lowest ids. Answer: rows, by id.
+    """Database: read at most this many visible rows, those with the lowest ids. Answer: rows, in order of id.
 
     It writes nothing, and may be done at any time after the step before.
 
     :param without: rows that are in Kafka already.
-    :param only: of this topic, as far as it is among the first hundred thousand rows.
-    :param but: not of these topics.
+    :param only: only rows of this topic, among the first hundred thousand rows.
+    :param but: no rows of these topics.
     """
 
     most: int
@@ -273,22 +273,22 @@ class ReadRows:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Kafka: which of these topics are missing, or may not be written to. Answer: why, for each of them."""
+    """Kafka: ask which of these topics are missing, or may not be written to. Answer: why, for each of those."""
 
     topics: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
-    """Database: in one transaction, make this the batch, and delete rows. No answer; raise if the token is not ours.
+    """Database: in one transaction, record this batch and delete rows. No answer; raise if the token is not ours.
 
-    With rows, `Send` is next: it may begin meanwhile, and must not commit before this has. If rows of it are gone,
-    raise: somebody has set them aside since they were looked at.
+    With rows, `Send` is next: it may begin meanwhile, but must not commit before this has. If rows of the batch are
+    gone, raise: somebody has set them aside since they were read.
 
     :param before: the word of the batch before; ``None`` if no rows are to be sent.
-    :param done: rows that are in Kafka.
-    :param refused: why, for each row that is set aside.
-    :param cluster_id: the cluster whose mark counts from now on, ``None`` to leave it as it is.
+    :param done: rows to delete: they are in Kafka.
+    :param refused: rows to set aside, and why.
+    :param cluster_id: the cluster whose mark counts from now on, ``None`` to leave it unchanged.
     """
 
     mark: Mark
@@ -301,12 +301,12 @@ class WriteBatch:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Kafka: in one transaction, produce the rows in order, and set the mark. Answer: ``None``, or `Refusal`.
+    """Kafka: in one transaction, produce the rows in order and set the mark. Answer: ``None``, or a `Refusal`.
 
-    If it can't be told whether the transaction was committed, raise; another machine will ask. Without rows there is no
-    refusal: raise.
+    If the outcome of the transaction is unknown, raise: another machine will ask. Without rows, raise instead of
+    answering with a refusal.
 
-    :param kafka: the mark that Kafka has, which may be set again before the rows are sent; with rows only.
+    :param kafka: with rows, the mark that Kafka has, which may be set again before they are sent.
     """
 
     mark: Mark
@@ -316,9 +316,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class WaitForMark:
-    """Wait a little before Kafka's mark is asked for again: what Kafka says may pass. No answer.
+    """Wait a little before Kafka is asked for its mark again: its answer may have been temporary. No answer.
 
-    :param lost: at the first wait, what Kafka has instead of it.
+    :param lost: at the first wait, what Kafka has instead of the mark.
     """
 
     lost: KafkaMark | None = None
@@ -326,7 +326,7 @@ class WaitForMark:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """There are no rows: wait for some. Answer: whether Kafka's mark has to be set again, lest it expires."""
+    """There are no rows: wait for some. Answer: whether Kafka's mark has to be set again, before it expires."""
 
 
 Step: TypeAlias = (
@@ -349,8 +349,8 @@ Step: TypeAlias = (
 class KafkaMark(NamedTuple):
     """What Kafka has.
 
-    :param number: of the last batch, ``None`` if it has none.
-    :param word: of the same, ``None`` if somebody else has set the number.
+    :param number: of the last batch, ``None`` if there is none.
+    :param word: of the last batch, ``None`` if something other than a relay has set the number.
     """
 
     cluster_id: str | None
@@ -377,12 +377,12 @@ class Standing(NamedTuple):
 class Refusal:
     """A transaction that was aborted because of some of its rows.
 
-    :param certain: why, for each row that is refused whatever the others are: by the client itself, or by Kafka, which
-        names it among the records of a request; then ``is_proven``.
-    :param suspected: the same for rows of which one may be refused, and the others with it.
-    :param vouched: topics with rows that Kafka has written before the abort, or would have, but for others.
-    :param is_proven: whether it is Kafka's own word on them, and the producer that has sent them has aborted the
-        transaction afterwards, which none can that is fenced: decision 0095.
+    :param certain: rows that are refused whatever the other rows are, and why: by the client itself, or by Kafka, which
+        names them among the records of a request; then ``is_proven``.
+    :param suspected: rows one of which may be refused, and the others with it, and why.
+    :param vouched: topics with rows that Kafka wrote before the abort, or refused only because of other rows.
+    :param is_proven: whether Kafka itself refused them, and the producer that sent them aborted the transaction
+        afterwards, which a fenced producer can't (decision 0095).
     """
 
     certain: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -392,7 +392,6 @@ class Refusal:
 
 
 def new_word() -> str:
-    """Draw a word."""
     return uuid4().hex
 
 
@@ -407,15 +406,16 @@ def relaying(
 ) -> Generator[Step, Any, NoReturn]:
     """Ask for the steps of one relay, forever.
 
-    The order of `Take` or `CheckToken`, `Fence`, `AskForMark` and `Read` is what makes it exact. What is read is not
-    changed by anyone before our last commit to Kafka: whoever changes it has taken the token later, and fenced us
-    before it changed anything. What comes before `Take` only keeps a relay that can't work from ending one that does.
+    The order of `Take` or `CheckToken`, `Fence`, `AskForMark` and `Read` is what makes it exact. Nobody changes what
+    was read before our last commit to Kafka: whoever changes it has taken the token later, and fenced us first. The
+    steps before `Take` only keep a relay that can't work from ending one that does.
 
-    :param again: after an error; then the token is not taken again, or two relays would take turns forever.
+    :param again: after an error.
     :param limit: rows of the first batch, if it has to be smaller than ``most``.
-    :param topics: those of the machine before, after an error: what Kafka has refused in a row adds up.
-    :raises OutboxUncertain: whether the recorded batch is in Kafka can't be told, and nobody has decided.
+    :param topics: those of the previous machine, after an error: the refusals in a row add up.
+    :raises OutboxUncertain: it is unknown whether the recorded batch is in Kafka, and nobody has decided.
     """
+    # After an error the token is not taken again, or two relays would take turns forever (decision 0095).
     if again:
         yield CheckToken()
     else:
@@ -430,7 +430,9 @@ def relaying(
     if open_ids:
         found: Sequence[OutboxRow] = yield Fetch(open_ids)
         refused, rows = yield from _sendable(found[:size], topics)
-        if len(rows) < len(open_ids):  # somebody has deleted some, or they are too many, or can't be sent
+        # Somebody has deleted some, or they are too many, or can't be sent. Fewer may be recorded, since nobody can
+        # commit the whole batch any more. A new word distinguishes the two, which share a number (decision 0095).
+        if len(rows) < len(open_ids):
             mark = mark._replace(word=word())
             yield _instead(kafka, mark, rows, refused)
             topics.recorded()
@@ -462,6 +464,7 @@ def _next(
     size: int, done: Sequence[int], topics: Topics
 ) -> Generator[Step, Any, tuple[Mapping[int, str], Sequence[OutboxRow], bool]]:
     """Return which rows are set aside, which are sent next, and whether there are none at all."""
+    # All rows of a missing topic may be gone, and then nothing would ever forget it: so one is looked for in turns.
     if lacking := topics.lacking():
         waiting = topics.asked_again((yield Probe(lacking)))
         if waiting is not None and not (yield ReadRows(1, done, only=waiting)):
@@ -485,6 +488,7 @@ def _sendable(
     if not rows:
         return {}, ()
     refused, left = topics.refuse(rows, {row.id: row.wrong for row in rows if row.wrong is not None})
+    # Asked before a batch is recorded: once created, the topic gets all its rows, in order (decision 0095).
     lacking: Mapping[str, str] = (yield Probe({row.topic for row in left})) if left else {}
     if lacking:
         topics.found_lacking(left, lacking)
@@ -493,13 +497,12 @@ def _sendable(
 
 
 def _fenced() -> Generator[Step, Any, tuple[Standing, KafkaMark]]:
-    """Get a new producer, and return what the database and Kafka have: nobody else changes it before we do.
-
-    Just after a broker's start Kafka may tell less than it has. If it seems to have lost something, it is asked again.
-    """
+    """Get a new producer, and return what the database and Kafka have: nobody else changes it before we do."""
     yield Fence()
     looks = 0
     while True:
+        # Kafka before the row: whoever changes the row after we have read it fenced our producer before. And more than
+        # once: just after a broker's start it may say, without an error, that there is no offset (decision 0095).
         position: KafkaMark = yield AskForMark()
         standing: Standing = yield Read()
         looks += 1
@@ -509,10 +512,7 @@ def _fenced() -> Generator[Step, Any, tuple[Standing, KafkaMark]]:
 
 
 def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
-    """Find out whether the relay can work at all, before it ends another one.
-
-    The other one may be sending. So what does not fit is no error if what it has recorded meanwhile explains it.
-    """
+    """Find out whether the relay can work at all, before it ends another one."""
     looks = 0
     while True:
         standing: Standing = yield Peek()
@@ -520,6 +520,7 @@ def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
         fits = _is_new(standing, position) or _is_sent(standing, position) or _is_open(standing, position)
         if on_uncertain != "fail" or fits:
             break
+        # The other relay may be sending: what it has recorded meanwhile may explain what does not fit.
         later: Standing = yield Peek()
         if later != standing and _is_between(standing, position, later):
             break
@@ -527,28 +528,29 @@ def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
         if looks == LOOKS or not _seems_lost(standing, position):
             raise _uncertain(standing, position)
         yield WaitForMark(lost=position if looks == 1 else None)
-    yield Fence()  # only trying tells whether Kafka allows it; the other one fences us in turn, and goes on
+    # Only a trial shows whether Kafka allows it; the other relay fences us in turn, and goes on.
+    yield Fence()
 
 
 def _seems_lost(standing: Standing, position: KafkaMark) -> bool:
-    """Whether Kafka has less than was recorded when it had been sent."""
+    """Whether Kafka has an earlier batch than the last one that the database knows to be sent."""
     if standing.number is None or standing.cluster_id != position.cluster_id:
         return False
     return position.number is None or position.number < standing.number - bool(standing.ids)
 
 
 def _is_between(first: Standing, position: KafkaMark, later: Standing) -> bool:
-    """Whether Kafka can have this number between two looks at a database whose relay sends: numbers never fall there.
-
-    The database's is Kafka's or one more, and falls by one if all rows of its batch are refused.
-    """
+    """Whether Kafka can have had this number between two looks at a database whose relay sends."""
+    # Kafka's numbers never fall. The database's is Kafka's or one more, and falls by one if all rows of its batch are
+    # refused.
     if position.number is None or later.number is None or later.cluster_id != position.cluster_id:
         return False
     return first.cluster_id in {None, later.cluster_id} and (first.number or 0) - 1 <= position.number <= later.number
 
 
 def _is_new(standing: Standing, position: KafkaMark) -> bool:
-    """Whether nothing was ever sent: the database has no number until Kafka has 0."""
+    """Whether nothing was ever sent."""
+    # The database has no number until Kafka has 0, so a first start is not taken for a lost offset (decision 0095).
     return standing.number is None and position.number in {None, 0}
 
 
@@ -570,7 +572,7 @@ def _has(standing: Standing, position: KafkaMark, number: int | None, word: str 
 def _settled(
     standing: Standing, position: KafkaMark, on_uncertain: OnUncertain, word: Callable[[], str]
 ) -> Generator[Step, Any, tuple[Mark, Mark, Sequence[int], Sequence[int]]]:
-    """Return Kafka's mark, the open batch's, the ids of rows that are to be sent, and of those to be deleted."""
+    """Return Kafka's mark, the open batch's, the ids of the rows to send, and of the rows to delete."""
     number, ids, cluster_id = position.number or 0, standing.ids, position.cluster_id
     if _is_new(standing, position):
         mark = Mark(0, position.word or word())
@@ -585,7 +587,8 @@ def _settled(
         return kafka, Mark(number + 1, standing.word or ""), ids, ()
     if on_uncertain == "fail":
         raise _uncertain(standing, position)
-    kafka = Mark(max(number, standing.number or 0) + 1, word())  # so that numbers never fall
+    # Above both, so that numbers never fall.
+    kafka = Mark(max(number, standing.number or 0) + 1, word())
     yield Send(kafka)
     if on_uncertain == "skip" or not ids:
         yield WriteBatch(kafka, (), ids, cluster_id=cluster_id)
@@ -600,13 +603,13 @@ def _judged(
 ) -> Generator[Step, Any, tuple[Mapping[int, str], Sequence[OutboxRow]]]:
     """Return which rows are refused, and which are sent next; see `Topics`.
 
-    A new producer goes on: of the old one, the broker misses the records that it has refused, and librdkafka would take
-    half a second to see that. That Kafka did not refuse them because of the producer or of another relay is proven by
-    the abort, or by what is tried here: our token is still there, and the new producer commits something else. Rows of
-    topics that are sent apart are left out here, so that they hold no others up.
+    Rows of topics that are sent apart are left out, so that they hold up no others.
 
     :raises OutboxUncertain: another database's relay has sent something meanwhile.
     """
+    # A new producer goes on: the old one has counted records that the broker has refused, and librdkafka would take
+    # half a second to notice. That neither the producer nor another relay is to blame is shown by the abort, or by what
+    # is tried here: our token is still there, and the new producer commits something else (decision 0095).
     yield CheckToken()
     standing, position = yield from _fenced()
     if not _is_open(standing, position):
@@ -615,7 +618,7 @@ def _judged(
     refused, left = topics.refuse(rows, refusal.certain, refusal.vouched)
     named = {row.topic for row in rows if refusal.is_proven and row.id in refused}
     topics.name({topic: sum(row.topic == topic for row in left) for topic in named})
-    # Of a topic with named rows, the others are sent again before any is suspected: these may have been all.
+    # In a topic with named rows, the others are sent again before any is suspected: those may have been all.
     suspected = {
         row.id: refusal.suspected[row.id] for row in rows if row.id in refusal.suspected and row.topic not in named
     }
@@ -626,7 +629,7 @@ def _judged(
 def _instead(
     kafka: Mark, mark: Mark, rows: Sequence[OutboxRow], refused: Mapping[int, str] = MappingProxyType({})
 ) -> WriteBatch:
-    """Record these rows instead of a batch that Kafka does not have; without any, the batch before it."""
+    """Record these rows in place of a batch that Kafka does not have; without rows, the batch before it."""
     if not rows:
         return WriteBatch(kafka, refused=refused)
     return WriteBatch(mark, _ids(rows), refused=refused, before=kafka.word)

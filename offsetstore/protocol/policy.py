@@ -1,4 +1,4 @@
-"""What a job's start may do when the safe answer is to stop."""
+"""What a job's start may do where the safe answer is to stop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StartPolicy:
     record at or after it. A new partition of a topic that the group already knows starts at its beginning unless this
     is ``"none"``: its records came after the group's start.
 
-    ``on_data_loss``: if the next record is no longer in the log: ``"fail"``, or continue at the ``"earliest"`` one.
+    ``on_data_loss``: if the next record is no longer in the log: ``"fail"``, or continue at the ``"earliest"`` record.
 
     ``on_recreated``: if the log is not the one that was read before: ``"fail"``, or ``"restart"`` the whole topic from
     its beginning.
@@ -82,34 +82,33 @@ class StartPolicy:
         return None
 
 
+# Spark prefers each of these to ``startingOffsets``, and reads ``startingOffsetsByTimestampStrategy`` for these alone.
 _OTHER_STARTS: Final = ("startingTimestamp", "startingOffsetsByTimestamp")
+# A streaming query ends at none of these: Spark refuses two of them, and ignores the third.
 _ENDS: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 
 
 def check_reader(option: Callable[[str], str | None]) -> None:
     """Check the options of Spark's Kafka source that decide where a query begins, and what it may pass over.
 
-    Spark prefers each of `_OTHER_STARTS` to ``startingOffsets``, and reads ``startingOffsetsByTimestampStrategy`` for
-    these alone. A streaming query ends at none of `_ENDS`: Spark refuses two of them, and ignores the third.
-
-    :param option: the value of an option by its name, whose case does not matter; ``None`` if it was not given.
-    :raises UnsupportedQuery: naming the option.
-    :raises ConfigurationError: one of them is no boolean.
+    :param option: returns the value of an option by its name, whose case does not matter; ``None`` if it is not set.
+    :raises UnsupportedQuery: with the option's name.
+    :raises ConfigurationError: ``failOnDataLoss`` is not a boolean.
     """
     found = {name: option(name) for name in (*_OTHER_STARTS, *_ENDS)}
-    given = next((name for name, value in found.items() if value is not None), None)
-    if given in _OTHER_STARTS:
+    refused = next((name for name, value in found.items() if value is not None), None)
+    if refused in _OTHER_STARTS:
         raise UnsupportedQuery(
-            f"the Kafka source has {given}, which overrides the start that the claim has resolved",
-            found=f"{given}={found[given]}",
+            f"the Kafka source has {refused}, which overrides the start that the claim has resolved",
+            found=f"{refused}={found[refused]}",
             expected="startingOffsets=claim.starting_offsets alone",
             next_step="Leave the option out; to begin at a time, claim with StartPolicy(auto_offset_reset=<datetime>), "
             "or reset the group to it.",
         )
-    if given is not None:
+    if refused is not None:
         raise UnsupportedQuery(
-            f"the Kafka source has {given}, at which a streaming query does not end",
-            found=f"{given}={found[given]}",
+            f"the Kafka source has {refused}, at which a streaming query does not end",
+            found=f"{refused}={found[refused]}",
             expected="no end: the next start continues where this one has stored",
             next_step="Leave the option out; to end where the log ends now, use the trigger availableNow=True.",
         )
@@ -124,9 +123,9 @@ def check_reader(option: Callable[[str], str | None]) -> None:
 
 
 def spark_boolean(name: str, value: str) -> bool:
-    """Read a boolean of Spark's settings or of a reader's options as Spark does, in any case.
+    """Read a boolean of Spark's settings or of a reader's options as Spark does: in upper or lower case.
 
-    :raises ConfigurationError: it is none; Spark fails at it, too.
+    :raises ConfigurationError: it is not a boolean; Spark refuses it, too.
     """
     if (word := value.strip().lower()) not in {"true", "false"}:
         raise ConfigurationError(f"{name} is not a boolean", found=repr(value), expected="true or false")

@@ -1,4 +1,4 @@
-"""The ports: Kafka, checkpoint files and writers as the store sees them."""
+"""The ports: Kafka, checkpoint files and writers, as the store sees them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BrokerOffsets(Protocol):
         """Fetch ids, log ends and committed offsets, in a number of round trips that does not depend on the partitions.
 
         :param timestamp_ms: also look up each partition's first offset at or after it (the log's end if there is none).
-        :param partitions: ask about these alone; only the consumer gives any. ``None`` for all of the topics.
+        :param partitions: ask about these only; only the consumer passes any. ``None`` for all of the topics.
         :raises BrokerUnavailable: no answer within the configured time.
         :raises BrokerRefused: wrong credentials, or no permission.
         :raises TopicMissing: one of the topics does not exist.
@@ -46,7 +46,7 @@ class BrokerOffsets(Protocol):
         ...
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
-        """The logs' beginnings and high watermarks, with the leaders' epochs. Raises the errors of `view`."""
+        """Fetch the logs' beginnings and high watermarks, with the leaders' epochs. Raises the errors of `view`."""
         ...
 
     def find_truncated(
@@ -54,15 +54,15 @@ class BrokerOffsets(Protocol):
     ) -> Mapping[TopicPartition, int | BrokerError | None]:
         """Which of the logs no longer have the pair's epoch up to its offset, with the offset where the logs part.
 
-        A log that lies outside of the offset altogether is left out: that is for `Watermarks` to say. It is asked twice
-        before it is believed. The offset is ``None`` if the broker does not say it. Needs READ on the topics.
+        A log that does not reach the offset, or begins above it, is left out: `Watermarks` show that. An answer counts
+        only if a second one confirms it. The offset is ``None`` if the broker does not tell it. Needs READ on topics.
 
-        A log that can't be told has the error instead: it must not keep the others from being told.
+        If a log can't be asked about, its value is the error, so that it does not keep the others from being judged.
         """
         ...
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
-        """The topics' ids alone, for the check in each batch. Raises the errors of `view`."""
+        """Fetch only the topics' ids, for the check in each batch. Raises the errors of `view`."""
         ...
 
     def committed_offsets(
@@ -99,7 +99,7 @@ class BrokerOffsets(Protocol):
 
 
 class BrokerOverview(Protocol):
-    """Kafka, as an overview of many groups uses it: what is missing is left out, and the rest stands.
+    """Kafka, as an overview of many groups uses it: whatever is unavailable is left out of the answer.
 
     `offsetstore.kafka.Broker` implements it for real clusters.
     """
@@ -119,24 +119,24 @@ class BrokerOverview(Protocol):
     def first_records(
         self, asked: Collection[tuple[TopicPartition, int]]
     ) -> Mapping[tuple[TopicPartition, int], FoundRecord | None]:
-        """The first record of a partition at or after a time, for many pairs of these; ``None`` if there is none.
+        """The first record at or after a time, for many pairs of a partition and a time; ``None`` if there is none.
 
-        Times are milliseconds since 1970. All are asked for at once, and it needs DESCRIBE only. What Kafka did not
-        answer for is left out. Raises the errors of `snapshot`.
+        Times are in milliseconds since 1970. All are asked for at once; this needs DESCRIBE only. Pairs without an
+        answer from Kafka are left out. Raises the errors of `snapshot`.
         """
         ...
 
     def read_records(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, FoundRecord | None]:
         """Read each partition's first record at or above an offset; ``None`` if there is none up to the log's end.
 
-        Needs READ. Partitions that can't be read within a second or two are left out. For a few partitions: their
-        records are fetched.
+        Needs READ. Partitions that can't be read within a second or two are left out. Ask about a few partitions only:
+        their records are fetched.
         """
         ...
 
 
 class CheckpointFiles(Protocol):
-    """The files of one query's checkpoint. `names` and `read` raise `ConfigurationError` if they can't be read."""
+    """The files of one query's checkpoint. `names` and `read` raise `ConfigurationError` if a file can't be read."""
 
     @property
     def location(self) -> str:
@@ -144,7 +144,7 @@ class CheckpointFiles(Protocol):
         ...
 
     def names(self, directory: str) -> Sequence[str]:
-        """The names in a directory of the checkpoint; empty if there is no such directory."""
+        """The names in a directory of the checkpoint; none if there is no such directory."""
         ...
 
     def read(self, path: str) -> str:
@@ -155,21 +155,22 @@ class CheckpointFiles(Protocol):
 class Writer(Protocol):
     """Puts Arrow data into a table, in the transaction.
 
-    What else a writer can, it declares with attributes that it may leave out; see `declares`. If it can tell which rows
-    it always refuses, it is a `MisfitsWriter`, of `offsetstore.writers.arrow.misfits`.
+    A writer can declare what else it can do with optional attributes; see `declares`. If it knows which rows it always
+    refuses, it is a `MisfitsWriter`, of `offsetstore.writers.arrow.misfits`.
     """
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
-        """Whether ``write`` needs the struct column ``_kafka`` (topic, partition, offset, ...) of rows of this schema.
+        """Whether ``write`` needs the struct column ``_kafka`` (topic, partition, offset, ...) in rows of this schema.
 
-        To order them, say. If not, the caller may drop the column before anything is computed. It is never written.
+        It may need it to order them, say. If not, the caller may drop the column before anything is computed. The
+        column is never written.
         """
         ...
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
-        """Compare the columns with the table's, before anything is written; once for each schema, not for each batch.
+        """Compare the columns with the table's before anything is written; once for each schema, not for each batch.
 
-        :raises ColumnMismatch: they do not fit; the error names them.
+        :raises ColumnMismatch: columns do not fit; the error names them.
         :raises KafkaColumnsMissing: rows must be ordered by offset, and ``_kafka`` is missing.
         """
         ...
@@ -178,7 +179,7 @@ class Writer(Protocol):
         """Write all rows of the batches, which share one schema; return how many. Neither commits nor rolls back.
 
         It reads the batches once, one at a time, so that memory does not grow with their number. It must leave nothing
-        in the connection's session (``SET`` without ``LOCAL``, temporary tables, advisory locks).
+        behind in the connection's session (``SET`` without ``LOCAL``, temporary tables, advisory locks).
 
         Errors that concern the database and not the rows (lost connections, locks, serialization) are raised as
         ``psycopg.Error`` or wrapped by SQLAlchemy; the caller may then repeat the whole transaction.
@@ -193,12 +194,12 @@ Trait: TypeAlias = Literal["appends", "marks", "replaces_in_order", "splittable"
 
 
 def declares(writer: Writer, trait: Trait, *, otherwise: bool = False) -> bool:
-    """Whether a writer declares one of these; ``otherwise`` is for one that says nothing of it.
+    """Whether a writer declares this trait; ``otherwise`` is the answer if it does not have the attribute.
 
     ``appends``: it adds each row, however often it gets it. ``marks``: it calls ``work.mark``. ``replaces_in_order``:
-    its rows replace stored ones that are taken to be earlier. ``splittable``: it can be given the rows of single
-    records, again and again. ``takes_headers``: it hands on the headers that follow a row's record, and so ``_kafka``
-    has them.
+    its rows replace stored ones that are assumed to be earlier. ``splittable``: it can be given the rows of single
+    records, more than once. ``takes_headers``: it passes on the headers that follow a row's record, so ``_kafka`` has
+    them.
     """
     return bool(getattr(writer, trait, otherwise))
 
@@ -208,5 +209,5 @@ class TableWriter(Writer, Protocol):
     """A writer with one table, which it finds by its name."""
 
     def resolve_table(self, connection: Connection) -> None:
-        """If no schema was named, look it up in the connection's search path, and keep to it."""
+        """If no schema was named, find the table by the connection's search path, and keep its schema."""
         ...

@@ -3,12 +3,12 @@
 =====================  ==========================================================================
 ``s >= until``         SKIP   all of it is already in the results
 ``s == from``          APPLY  the ordinary case
-``from < s < until``   CROP   a replay that reaches further than the first time: drop what is below ``s``
+``from < s < until``   CROP   a replay that reaches further than the first time: drop the records below ``s``
 ``s < from``           GAP    records between ``s`` and ``from`` would be lost: nothing may be written
 =====================  ==========================================================================
 
-The range comes from Spark, never from the rows: aborted transactions, control records, compaction and filters leave
-holes, and the highest offset seen, plus one, is too low.
+The range comes from the source, never from the rows: aborted transactions, control records, compaction and filters
+leave holes, so the highest offset seen, plus one, is too low.
 """
 
 from __future__ import annotations
@@ -46,19 +46,18 @@ class Decision:
             raise ValueError(f"nothing may be written: stored {self.stored} is below {self.range}")
         if self.outcome is Outcome.APPLY:
             return self.range
+        # With SKIP, the stored offset may lie beyond the range: what remains is empty there, and no reversed range.
         return OffsetRange(self.stored, max(self.stored, self.range.until))
 
     @property
     def is_stored(self) -> bool:
-        """Whether all of the range is in the results already; an empty one at the stored offset only locks."""
+        """Whether all of the range is in the results already; an empty range at the stored offset only locks."""
         return self.outcome is Outcome.SKIP and self.range != self.remaining
 
 
 def decide(stored: int, range_: OffsetRange) -> Decision:
-    """Compare a range with the stored next offset.
-
-    An empty range is SKIP if the stored offset is at its end or above: there is nothing to write.
-    """
+    """Compare a range with the stored next offset."""
+    # First, so that an empty range at the stored offset is SKIP: there is nothing to write.
     if stored >= range_.until:
         outcome = Outcome.SKIP
     elif stored == range_.from_:

@@ -1,8 +1,8 @@
-"""Where a job starts, and why. Pure: it takes the store's and Kafka's offsets, and decides for each partition.
+"""Where a job starts, and why. Pure: it takes the store's and Kafka's offsets and decides for each partition.
 
-Three questions, in this order. Is this the log that the stored offset belongs to (cluster, topic id, partitions)? Which
-of the offsets counts (`_RULES`, the first that answers)? Is the chosen one inside the log? If records could be lost,
-the answer is an error that names the ways out, never a silent skip.
+It asks three questions, in this order. Is this the log that the stored offset belongs to (cluster, topic id,
+partitions)? Which of the offsets counts (`_RULES`, the first that answers)? Is the chosen offset inside the log? If
+records could be lost, the answer is an error that names the ways out, never a silent skip.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def resolve(
     """Decide for every partition of every topic in ``view``.
 
     :param stored: the group's rows; rows of other topics are ignored.
-    :param store_id: the store of the rows, which identifies our own copies in Kafka; ``None`` without a store.
-    :param group: the group's name in the store, which tells its copies from those of other groups.
+    :param store_id: the store of the rows, by which our own copies in Kafka are recognized; ``None`` without a store.
+    :param group: the group's name in the store, which distinguishes its copies from those of other groups.
     :param adopted: the offsets of the job's earlier checkpoint, for partitions without a stored offset.
     :param deleted: the epochs in which the offsets of a topic, or of the whole group (``None``), were last deleted:
-        older copies of them in Kafka are as if they were not there.
-    :param passed_over: gets the error of each partition that can't start for a reason of its own, where no policy
-        decides for the whole group. Otherwise it is raised.
+        older copies of them in Kafka are ignored.
+    :param passed_over: collects the errors of single partitions that can't start, where no policy decides for the whole
+        group. Without it, the first one is raised.
     :raises WrongCluster: a row belongs to another cluster.
     :raises TopicRecreated: a row belongs to another log or to a missing partition, or lies beyond the end and the
         topic's id does not show that the topic is the same; unless ``policy.on_recreated`` is ``"restart"``.
@@ -101,7 +101,8 @@ def resolve(
 def _without_deleted(
     view: BrokerView, store_id: UUID | None, group: str | None, deleted: Mapping[str | None, int]
 ) -> BrokerView:
-    """Leave out our copies of offsets that were deleted since; not what another application has committed."""
+    """Leave out our copies of offsets that were deleted since; keep what another application has committed."""
+    # Kafka keeps the copies of a deleted group. Else they would look like a rewound database (decision 0040).
     of_group = deleted.get(None, 0)
     kept = {
         tp: committed
@@ -114,10 +115,10 @@ def _without_deleted(
 
 
 def _by_topic(values: Mapping[TopicPartition, _T]) -> dict[str, dict[TopicPartition, _T]]:
-    found: dict[str, dict[TopicPartition, _T]] = {}
+    by_topic: dict[str, dict[TopicPartition, _T]] = {}
     for tp, value in values.items():
-        found.setdefault(tp.topic, {})[tp] = value
-    return found
+        by_topic.setdefault(tp.topic, {})[tp] = value
+    return by_topic
 
 
 def _judge_cluster(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> None:
@@ -140,7 +141,7 @@ def _judge_log(rows: Mapping[TopicPartition, StoredOffset], log: TopicLog) -> No
                 found=f"topic id {log.topic_id}",
                 expected=f"topic id {row.topic_id}",
             )
-        # A row that was never advanced loses nothing: it waits for its partition.
+        # A row that was never advanced loses nothing: it waits for its partition (decision 0004).
         if not log.has(tp.partition) and row.next_offset > 0:
             raise TopicRecreated(
                 f"Kafka no longer has this partition, and offset {row.next_offset} is stored for it",
@@ -172,7 +173,8 @@ class _Asked:
     passed_over: dict[TopicPartition, StartError] | None
 
 
-@dataclass(slots=True)  # not frozen: making ten thousand of those takes three times as long
+# Not frozen: making ten thousand of these would take three times as long.
+@dataclass(slots=True)
 class _Facts:
     """All that is known about one partition."""
 
@@ -188,7 +190,7 @@ class _Facts:
     topic_is_known: bool
     contested_epoch: int | None
     """The epoch in which another application, or a copy of the database, was seen using the group in Kafka while the
-    job ran, or that of the last claim since that has looked at Kafka. ``None`` if none was seen."""
+    job ran; or that of the last claim that has looked at Kafka since. ``None`` if none was seen."""
     policy: StartPolicy
     is_same_log: bool
     """Whether the topic's id is known and equals the stored one."""
@@ -205,7 +207,8 @@ def _starts(
     contested = max((row.pinned_epoch for row in rows.values() if row.contested), default=None)
     timestamps = asked.view.timestamps or {}
     topic_id = known_ids(rows).get(topic)
-    of_numbers = {tp.partition: tp for tp in rows}  # looking them up is faster than making them
+    # Looking the partitions up is faster than making equal ones (decision 0073).
+    of_numbers = {tp.partition: tp for tp in rows}
     for partition, watermarks in sorted(log.partitions.items()):
         tp = of_numbers.get(partition) or TopicPartition(topic, partition)
         row = rows.get(tp)
@@ -227,6 +230,7 @@ def _starts(
             is_same_log=row is not None and log.topic_id is not None and (row.topic_id or topic_id) == log.topic_id,
         )
         try:
+            # No policy passes over evidence of loss (decision 0049).
             if row is not None and row.suspect is not None:
                 raise log_truncated(tp, row.suspect)
             starts[tp] = _judge_range(facts, _choose(facts))
@@ -248,11 +252,11 @@ def _choose(facts: _Facts) -> Start:
 
 
 def _contested(facts: _Facts) -> Start | None:
-    """Checked before a pin: a decision clears the contest, so a contest is newer than the pin."""
     ours = facts.stamp is not None and facts.stamp.is_of(facts.store_id, facts.group)
     is_adopted = facts.stored is None and facts.adopted is not None
     if facts.contested_epoch is None or facts.committed is None or ours or is_adopted:
         return None
+    # Of another store or group there is more to say than that somebody used the group.
     _foreign_copy(facts)
     if facts.policy.prefer == "stored":
         # Pinned, even for a new partition: the next start must not adopt Kafka's offset.
@@ -265,15 +269,15 @@ def _contested(facts: _Facts) -> Start | None:
 
 
 def _copied(facts: _Facts) -> Start | None:
-    """A claim of our own store that is later than the mark, which our job's mirror has set, was made in a copy.
-
-    Or it was lost in a restore. Its offsets belong to results that are not here. Pinned, as after a contest. It is not
-    compared with the row's token: claims that don't look at Kafka, and resets of other partitions, write tokens too.
-    """
+    """The start if a copy of the database has committed to our group in Kafka; see `_Facts.contested_epoch`."""
     if facts.contested_epoch is None or facts.stamp is None or not facts.stamp.is_of(facts.store_id, facts.group):
         return None
+    # Not compared with the row's token: claims that don't look at Kafka, and resets of other partitions, write tokens
+    # too (decision 0050).
     if facts.stamp.epoch <= facts.contested_epoch:
         return None
+    # A claim of our store that is later than the mark was made in a copy of the database, or was lost in a restore: its
+    # offsets belong to results that are not here. Pinned, as after a contest (decision 0050).
     at = facts.log.beginning if facts.stored is None else facts.stored.next_offset
     return _start(facts, at, Reason.COPY_STORED)
 
@@ -300,14 +304,12 @@ def _foreign_copy(facts: _Facts) -> Start | None:
 
 
 def _our_copy(facts: _Facts) -> Start | None:
-    """A copy is at or below the row, or older than a decision that set the row back; else the database lost data.
-
-    Its epoch is compared with that of the decision, not with the row's token: claims without a broker and claims of
-    other topics write tokens too, without reading Kafka's offset for this row.
-    """
+    """A copy is at or below the row, or older than a decision that set the row back; else the database lost data."""
     if facts.stamp is None or facts.committed is None or facts.stamp.store_id != facts.store_id:
         return None
     row, committed = facts.stored, facts.committed.next_offset
+    # Compared with the epoch of the last decision, not of the row's token: claims without a broker and claims of other
+    # topics write tokens too, without reading Kafka's offset for this row (decision 0018).
     if row is not None and (committed <= row.next_offset or facts.stamp.epoch < row.pinned_epoch):
         return _start(facts, row.next_offset, Reason.STORED)
     match facts.policy.on_rewound:
@@ -362,6 +364,7 @@ def _neither(facts: _Facts) -> Start | None:
     reset = facts.policy.auto_offset_reset
     if reset == "none":
         return None
+    # A new partition of a known topic: its records all came after the group's start.
     if facts.topic_is_known:
         return _start(facts, facts.log.beginning, Reason.NEW_PARTITION)
     if reset == "latest":
@@ -371,6 +374,8 @@ def _neither(facts: _Facts) -> Start | None:
     return _start(facts, facts.log.beginning, Reason.EARLIEST)
 
 
+# A contest is asked about before a pin: a decision clears the contest, so a contest is newer than the pin. Our own
+# stamps come before the rules that take an offset in Kafka for another application's (decisions 0018 and 0022).
 _RULES: tuple[Callable[[_Facts], Start | None], ...] = (
     _copied,
     _contested,
@@ -387,7 +392,8 @@ _RULES: tuple[Callable[[_Facts], Start | None], ...] = (
 def _judge_range(facts: _Facts, start: Start) -> Start:
     beginning, end = facts.log.beginning, facts.log.end
     if start.offset > end and start.reason in {Reason.COMMITTED_IS_LARGER, Reason.ONLY_COMMITTED}:
-        # Another tool wrote this offset; the job has not read that far, so it need not read the topic again.
+        # Another tool wrote this offset, and the job has not read that far: nothing says that the topic is another one,
+        # and a restart would read all of it again (decision 0009).
         raise OffsetOutOfRange(
             f"offset {start.offset}, which another tool committed in Kafka, lies beyond the end of the log",
             topic_partition=facts.tp,
@@ -398,7 +404,7 @@ def _judge_range(facts: _Facts, start: Start) -> Start:
         )
     if start.offset > end and facts.is_same_log:
         # The readable log may end below the stored offset, at an open transaction. A restart would read the topic
-        # twice.
+        # twice (decision 0023).
         raise OffsetOutOfRange(
             f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log, and the topic is the same",
             topic_partition=facts.tp,
@@ -409,6 +415,7 @@ def _judge_range(facts: _Facts, start: Start) -> Start:
             "truncated (an unclean leader election), or a reset went too far, run offsetstore reset to an offset that "
             "the log holds.",
         )
+    # Without an id, stored or told, nothing shows that the topic is the same (decision 0023).
     if start.offset > end:
         raise TopicRecreated(
             f"offset {start.offset} ({start.reason.value}) lies beyond the end of the log",

@@ -1,4 +1,4 @@
-"""Timeouts, and which errors a retry may resolve, how often and after which waits."""
+"""Timeouts; and which errors are retried, how often and after which waits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from offsetstore.protocol.numbers import check_seconds, check_whole
 class Timeouts:
     """Limits in seconds.
 
-    ``lock``: to wait for any one row lock; ``idle``: after which the server ends an idle transaction; ``commit``: to
-    find out about a COMMIT whose answer was lost.
+    ``lock``: for each wait for a row lock; ``idle``: after which the server ends an idle transaction; ``commit``: to
+    look up a COMMIT whose answer was lost.
     """
 
     lock: float = 10.0
@@ -44,15 +44,18 @@ class Retries:
         check_seconds("Retries.longest", self.longest, or_zero=True)
 
     def wait(self, attempt: int) -> float:
-        """Seconds to wait after failed attempt ``attempt``, counted from 1."""
+        """Seconds to wait after the failed attempt number ``attempt``, counted from 1."""
         return random.uniform(0.5, 1.0) * doubled(self.shortest, attempt - 1, self.longest)  # noqa: S311 - jitter
 
 
 def doubled(seconds: float, times: int, longest: float) -> float:
-    """``seconds``, doubled so many times, however many these are; at most ``longest``."""
+    """``seconds``, doubled this many times, but at most ``longest``."""
+    # A power of 1024 or more would overflow a float.
     return min(longest, seconds * 2.0 ** min(times, 64))
 
 
 def may_pass(error: BaseException) -> bool:
     """Whether the work may succeed if all of it is repeated in a new transaction."""
+    # Nothing of it has happened then. A full disk or a cancelled statement may pass, too, and is `StoreUnavailable`.
+    # A constraint violation is not here: to repeat it would only hide it (decision 0008).
     return isinstance(error, (LockTimeout, StoreUnavailable, TransactionLost))

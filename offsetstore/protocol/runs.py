@@ -1,6 +1,6 @@
-"""The runs of a group's job, and the errors that they met: what is kept in the database after a job is gone.
+"""The runs of a group's job and the errors that they met: what the database keeps after a job is gone.
 
-A job writes its own run, with each heartbeat, and reads none: nothing that it decides depends on them.
+A job writes its own run with each heartbeat and reads none: none of its decisions depends on runs (decision 0041).
 """
 
 from __future__ import annotations
@@ -15,48 +15,50 @@ from offsetstore.errors import next_step_after
 from offsetstore.offsets import Token, TopicPartition
 
 LIVE: Final = timedelta(seconds=15)
-"""A job is live if its last heartbeat is younger, by the database's clock. It may miss two."""
+"""A job is live if its last heartbeat is younger than this, by the database's clock. It may miss two."""
 
 KEPT: Final = 1_000
-"""How many runs, and how many lines of errors, are kept of each group."""
+"""How many runs, and how many lines of errors, are kept for each group, so that a crash loop fills no disk."""
 
 Phase: TypeAlias = Literal["starting", "idle", "batch", "paused", "failed"]
-"""``starting``: no batch has come yet. ``idle``: between two. ``failed``: the last one ended the query."""
+"""``starting``: no batch has come yet. ``idle``: between two batches. ``failed``: the last one ended the query."""
 
 Ending: TypeAlias = Literal["closed", "failed", "fenced"]
-"""What a job writes at its end. ``closed``: cleanly. ``failed``: the last batch has, or an error left the block
-of the claim. ``fenced``: another claim, a reset or a rename was noticed."""
+"""What a job writes at its end. ``closed``: it ended cleanly. ``failed``: the last batch failed, or an error left the
+block of the claim. ``fenced``: it noticed another claim, a reset or a rename."""
 
 RunState: TypeAlias = Literal["live", "silent", "ended", "failed", "fenced"]
 """``live``: the job sends heartbeats. ``silent``: they stopped, and no end was recorded. ``ended``: cleanly."""
 
 ErrorSource: TypeAlias = Literal["batch", "job", "flush", "idle", "retry", "mirror", "start"]
-"""Where an error came from: a micro-batch, the job's own code or Spark, a flush, idle work, an operation that was
-repeated, the copy to Kafka, a start that was refused."""
+"""Where an error came from: a batch, the job's own code or Spark, a flush, idle work, an operation that was repeated,
+the copy to Kafka, a start that was refused."""
 
 LOOP: Final = 3
-"""A job is ``failed`` although it is live if this many runs failed or fell silent in the last 15 minutes, and none has
-run for a minute since: it is started again and again. A good one counts as live a minute after its start."""
+"""A live job counts as ``failed`` if this many runs failed or fell silent in the last 15 minutes, and no run has lasted
+a minute since then: it is started again and again. A good run counts as live a minute after its start."""
 
 _LATE: Final = timedelta(seconds=8)
-"""A heartbeat comes every five seconds; a run without one for so long was probably silent when it was replaced."""
+"""A heartbeat comes every five seconds; a run without one for this long was probably silent when it was replaced."""
 
 SOURCES: Final[tuple[ErrorSource, ...]] = get_args(ErrorSource)
 
 
 def is_live(silence: timedelta | None) -> bool:
-    """Whether a job is live whose last heartbeat was so long ago, ``None`` if there is no heartbeat.
+    """Whether a job is live, by the time since its last heartbeat; ``None`` if there is no heartbeat.
 
-    The one definition: claims, resets, and all that shows a group use it. A heartbeat in the future does not count: the
-    database's clock has stepped back since (a failover, a restored machine), and a dead owner would seem live until the
-    clock caught up. A running job is live again with its next heartbeat, at most five seconds later.
+    This is the one definition: claims, resets and everything that shows a group use it.
     """
+    # A heartbeat far in the future doesn't count: the database's clock has stepped back since (a failover, a restored
+    # machine), and a dead owner would seem live until it caught up. A running job is live again with its next
+    # heartbeat, at most five seconds later (decision 0026).
     return silence is not None and -LIVE < silence < LIVE
 
 
 def run_state(ending: Ending | None, silence: timedelta | None, failures: int = 0) -> RunState:
-    """How a job is that nobody has replaced. One that never sends heartbeats, such as a decision's owner, has ended.
+    """The state of a job that nobody has replaced.
 
+    :param silence: the time since its last heartbeat.
     :param failures: how many runs have failed lately, see `LOOP`.
     """
     match ending:
@@ -64,15 +66,16 @@ def run_state(ending: Ending | None, silence: timedelta | None, failures: int = 
             return ending
         case None if silence is not None:
             return "silent" if not is_live(silence) else "failed" if failures >= LOOP else "live"
+        # It was closed, or is the owner of a decision, which sends no heartbeats.
         case _:
             return "ended"
 
 
 def telling_run(runs: Sequence[Run]) -> Run | None:
-    """The run that tells how the group's job is, ``None`` without any: the last one.
+    """The run that shows how the group's job is: the last one; ``None`` without runs.
 
-    Of the live members of a fleet it is the one whose batch has been in flight for the longest time; without a live
-    one, that which ended last.
+    In a fleet it is the live member whose batch has been in flight for the longest time or, if no member is live, the
+    one that ended last.
     """
     live = [run for run in runs if run.state == "live"]
     if not runs or not runs[-1].is_member:
@@ -97,19 +100,20 @@ class RunStatus:
 
     :param batch: the number of the batch in flight, or of the last one.
     :param batch_offsets: how many offsets it reads.
-    :param last_batch_age: since a batch last ended well.
-    :param counters: what was done since the claim, such as ``written``, ``rows`` or ``letters``; and how long batches
-        took in all, in ``batch_milliseconds``.
+    :param last_batch_age: the time since a batch last ended well.
+    :param counters: what was done since the claim, such as ``written``, ``rows`` or ``letters``; and the total time of
+        batches, in ``batch_milliseconds``.
     :param memory: resident bytes of the driver's Python process, ``None`` if unknown.
-    :param mirror_age: since the offsets in Kafka were last found or made equal.
-    :param mirror_error: why they could not be since.
-    :param replays_letters: whether the job replays the dead letters that are requested: its sink has ``dead_letters=``;
-        ``None`` if no sink has been made.
+    :param mirror_age: the time since the offsets in Kafka were last equal to the stored ones.
+    :param mirror_error: why they could not be made equal since then.
+    :param replays_letters: whether the job replays requested dead letters: its sink has ``dead_letters=``. ``None`` if
+        no sink has been made.
     """
 
     phase: Phase = "starting"
     phase_age: float = 0.0
     batch: int | None = None
+    # A count, not the ranges: ten thousand partitions would be written every five seconds (decision 0041).
     batch_offsets: int | None = None
     last_batch_age: float | None = None
     counters: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -124,14 +128,15 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobError:
-    """An error of a job. An error that comes again between two heartbeats is one line.
+    """An error of a job. An error that recurs between two heartbeats is one line.
 
     :param error_class: the name of its class.
     :param text: the text of an `OffsetStoreError`, which holds no values of rows; ``None`` for other errors.
     :param batch: the number of the micro-batch.
-    :param ranges: what that read, in words.
-    :param times: how often it came.
-    :param epoch: of the run; 0 until it is written, as ``at``, by the database's clock, is ``None``.
+    :param ranges: what the micro-batch read, in words.
+    :param times: how often it occurred.
+    :param epoch: of the run; 0 until the error is written.
+    :param at: by the database's clock; ``None`` until the error is written.
     """
 
     source: ErrorSource
@@ -147,23 +152,22 @@ class JobError:
 
     @property
     def next_step(self) -> str:
-        """The next step that the text ends with, if it is the usual one after such an error; else ``""``."""
+        """The next step at the end of the text, if it is the usual one after such an error; else ``""``."""
         usual = next_step_after(self.error_class)
         return usual if usual and (self.text or "").endswith(usual) else ""
 
     @property
     def what(self) -> str | None:
-        """The text without `next_step`."""
         return None if self.text is None else self.text.removesuffix(self.next_step).rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of a group's job, as it last was recorded. All times come from the database's clock.
+    """One run of a group's job, as it was last recorded. All times come from the database's clock.
 
-    :param is_member: whether other members of a fleet shared the group: ``token`` has the fleet's epoch and its own id.
-    :param seen_at: its last heartbeat, ``read_at`` is now.
-    :param next_at: when the group was claimed or moved next, ``None`` if it was not.
+    :param is_member: whether it was a member of a fleet: ``token`` then has the fleet's epoch and the member's id.
+    :param seen_at: its last heartbeat; ``read_at`` is now.
+    :param next_at: when the group was next claimed or moved, ``None`` if that has not happened.
     :param phase_since: of ``status.phase``; the other ages of ``status`` are as of ``read_at``, too.
     """
 
@@ -183,29 +187,25 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """How it ended, or whether it runs.
-
-        A run that was replaced says so with its next heartbeat: it is ``fenced``. If it says nothing, it was ``silent``
-        by then: its process was killed or is frozen. Until it can be expected to have said so, its last heartbeat
-        tells.
-        """
+        """How it ended, or whether it runs."""
         if self.ending is not None or self.next_at is None:
             return run_state(self.ending, self.read_at - self.seen_at)
+        # A run that was replaced records ``fenced`` with its next heartbeat. If it does not, it was silent by then: its
+        # process was killed or is frozen. Until that heartbeat is due, the last one tells which (decision 0058).
         is_fenced = self.next_at - self.seen_at < _LATE and is_live(self.read_at - self.next_at)
         return "fenced" if is_fenced else "silent"
 
     def is_of(self, owner: Token) -> bool:
-        """Whether it is the run of the group's owner, or of a member of its fleet."""
+        """Whether it is the run of this owner, or of a member of its fleet."""
         return self.token.epoch == owner.epoch if self.is_member else self.token == owner
 
     @property
     def until(self) -> datetime:
-        """When it ended, or was last seen."""
         return self.seen_at if self.ended_at is None else self.ended_at
 
 
 class RunSession(Protocol):
-    """The part of a `Session` for runs. Each statement is about one group."""
+    """The part of a `Session` for runs. Each statement concerns one group."""
 
     def begin_run(self, group: str, token: Token, run: NewRun, *, of_member: bool = False) -> None:
         """Write the run's row. Needs the group's lock, or a share of it for a member of a fleet."""
@@ -214,11 +214,11 @@ class RunSession(Protocol):
     def write_run(
         self, group: str, token: Token, status: RunStatus, ending: Ending | None, *, of_member: bool = False
     ) -> None:
-        """Rewrite the run's row, if there is one; its end is written once."""
+        """Rewrite the run's row, if there is one. An end keeps its first time; ``None`` takes the end back."""
         ...
 
     def append_errors(self, group: str, token: Token, errors: Sequence[JobError], *, keep: int = KEPT) -> None:
-        """Write the errors in order; the database sets ``at``. Then delete all but the newest errors, and runs.
+        """Write the errors in order; the database sets ``at``. Then delete all but the newest errors and runs.
 
         :param keep: how many of each stay.
         """

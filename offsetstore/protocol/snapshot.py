@@ -24,7 +24,7 @@ class LogEnds(Watermarks):
 class TopicSnapshot:
     """One topic.
 
-    ``topic_id`` is ``None`` where the broker is too old to have ids. ``partitions`` holds those whose ends Kafka gave,
+    ``topic_id`` is ``None`` if the broker is too old to have ids. ``partitions`` holds those whose ends Kafka returned,
     of ``partition_count``. ``error`` is the first error: of the topic, or of one of its partitions.
     """
 
@@ -38,8 +38,8 @@ class TopicSnapshot:
 class GroupSnapshot:
     """One group in Kafka.
 
-    ``committed`` leaves out partitions without an offset; it is ``None`` if it could not be read. ``has_members`` tells
-    whether a consumer has joined the group, ``None`` if that is not known. ``error`` is the first error.
+    ``committed`` leaves out partitions without an offset; it is ``None`` if it could not be read. ``has_members``:
+    whether a consumer has joined the group, ``None`` if that is unknown. ``error`` is the first error.
     """
 
     committed: Mapping[TopicPartition, CommittedOffset] | None = None

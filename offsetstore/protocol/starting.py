@@ -15,7 +15,7 @@ from offsetstore.text import command, counted, numbered, visible
 
 
 class Reason(Enum):
-    """Why a partition starts where it does; people are shown the value."""
+    """Why a partition starts where it does. The value is shown to people."""
 
     PINNED = "stored, pinned by an operator's decision"
     REWOUND_STORED = "stored; Kafka has a later copy, and on_rewound chose the database"
@@ -50,15 +50,12 @@ class Start:
 
     @property
     def is_new(self) -> bool:
-        """Whether the store has no row yet."""
         return self.stored is None
 
     @property
     def skipped(self) -> OffsetRange | None:
-        """The unread records that the start skips, ``None`` if there are none.
-
-        After a restart there are none: the two offsets belong to different logs.
-        """
+        """The unread records that the start skips, ``None`` if there are none."""
+        # After a restart the two offsets belong to different logs.
         if self.reason is Reason.RECREATED_RESTART:
             return None
         if self.stored is not None and self.stored.next_offset < self.offset:
@@ -71,8 +68,8 @@ class StartingOffsets:
     """The start of every partition of every topic of the job, as Spark requires.
 
     ``vanished`` are stored partitions that Kafka no longer has, after a restart: their rows go to 0. ``unknown`` is the
-    group's name if the store has no offset of it, and ``similar`` are the names of groups that it may be mistaken for.
-    ``schema`` is that of the tables, for the commands of the `warning`.
+    group's name if the store has no offset of it, and ``similar`` are the names of groups that may be meant instead.
+    ``schema`` is the schema of the tables, for the commands in the `warning`.
     """
 
     starts: Mapping[TopicPartition, Start]
@@ -84,7 +81,7 @@ class StartingOffsets:
 
     @property
     def offsets(self) -> dict[TopicPartition, int]:
-        """The next offset per partition."""
+        """The next offset of each partition."""
         return {tp: start.offset for tp, start in self.starts.items()}
 
     @property
@@ -106,7 +103,8 @@ class StartingOffsets:
                 "StartPolicy(auto_offset_reset=...)."
             )
         what = f"it {' and '.join(does)} of {', '.join(sorted({tp.topic for tp in starts}))}"
-        if not self.similar:  # most of these are new jobs
+        # Most of these are new jobs: a hint is enough (decision 0058).
+        if not self.similar:
             return (
                 f"group {self.unknown!r} is new: {what}. If its job ran before under another name, or without "
                 "offsetstore, stop it, and see docs/starting.md."
@@ -121,9 +119,10 @@ class StartingOffsets:
         )
 
     def _ways_out(self, unknown: str) -> tuple[str, str]:
-        """The commands of the `warning`; without arguments if a name could break the line of a log."""
+        """The commands of the `warning`: to delete this group, and to rename the earlier one."""
         delete, rename = ("groups", "delete"), ("groups", "rename")
         earlier = self.similar[0]
+        # Without arguments if a name could break the line of a log.
         if visible(unknown) == unknown and visible(earlier) == earlier:
             reason = ("--reason", "wrong name")
             delete += ("-g", unknown, *reason)
@@ -151,7 +150,7 @@ class StartingOffsets:
         return _spark_json(dict.fromkeys(self.starts, self.timestamp_ms))
 
     def explain(self) -> str:
-        """One line per partition, for people: where it starts, why, and the known offsets; then the `warning`."""
+        """One line for each partition, for people: where it starts, why, and the known offsets; then the `warning`."""
         width = max((len(str(tp)) for tp in self.starts), default=0)
         lines = [_line(tp, start, width) for tp, start in self.starts.items()]
         lines += [f"{tp!s:<{width}}  vanished from Kafka: its stored offset goes to 0" for tp in self.vanished]
@@ -161,8 +160,9 @@ class StartingOffsets:
 
 def similar_names(name: str, others: Iterable[str]) -> tuple[str, ...]:
     """Return at most three of the other names that are close to this one, the closest first."""
+    # `get_close_matches` returns three by default, and compares upper and lower case as different letters.
     by_lower = {other.lower(): other for other in others}
-    return tuple(by_lower[one] for one in get_close_matches(name.lower(), by_lower))
+    return tuple(by_lower[close] for close in get_close_matches(name.lower(), by_lower))
 
 
 def _line(tp: TopicPartition, start: Start, width: int) -> str:

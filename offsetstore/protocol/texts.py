@@ -1,4 +1,4 @@
-"""The texts that callers give: what no database can store is refused where it is given, with its place."""
+"""Checks of the texts that callers pass: what no database can store is refused at once, with its position."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from offsetstore.errors import InvalidText
 
 MOST_NAME: Final = 255
-"""Bytes of a group's or a topic's name: both are in keys of indexes, of which an entry has 2,704 bytes."""
+"""Bytes of a group's or a topic's name: both are in the keys of indexes, whose entries hold 2,704 bytes."""
 
 MOST_REASON: Final = 1_000
 """Characters."""
@@ -18,6 +18,7 @@ MOST_ACTOR: Final = 2_000
 
 def misplaced(text: str) -> str | None:
     """Describe the first character that PostgreSQL can't store; ``None`` if there is none."""
+    # PostgreSQL's text holds no NUL, and a lone surrogate has no form in UTF-8.
     at = text.find("\0")
     if at >= 0:
         return f"a NUL, character {at + 1} of {len(text)}"
@@ -29,11 +30,11 @@ def misplaced(text: str) -> str | None:
 
 
 def check_text(name: str, text: object, *, most: int | None = None) -> None:
-    """Refuse what no database can store, and what is too long.
+    """Refuse a text that no database can store, or that is too long.
 
-    :param name: the argument's, for the message.
-    :param most: characters.
-    :raises InvalidText: naming the argument, and the character.
+    :param name: the argument's name, for the message.
+    :param most: the limit in characters.
+    :raises InvalidText: with the argument and the character.
     """
     if not isinstance(text, str):
         raise InvalidText(f"{name} must be a text", found=type(text).__name__, expected="str")
@@ -44,11 +45,12 @@ def check_text(name: str, text: object, *, most: int | None = None) -> None:
 
 
 def check_new_name(name: str, text: str) -> None:
-    """Refuse what can't be the name of a group or a topic from now on.
+    """Refuse a text that can't be the name of a new group or topic.
 
-    :param name: the argument's.
-    :raises InvalidText: naming the argument.
+    :param name: the argument's name, for the message.
+    :raises InvalidText: with the argument.
     """
     check_text(name, text)
+    # Only new names are measured: a group with a longer, older name could not be renamed any more (decision 0055).
     if (size := len(text.encode())) > MOST_NAME:
         raise InvalidText(f"{name} is too long", found=f"{size:,} bytes", expected=f"at most {MOST_NAME}")

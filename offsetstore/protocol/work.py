@@ -1,4 +1,4 @@
-"""What writers and user code get of a transaction: `offsetstore.store.transaction.Transaction` implements it."""
+"""What writers and user code see of a transaction; `offsetstore.store.transaction.Transaction` implements it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from offsetstore.protocol.outbox import OutboxRecord
 
 
 class Work(Protocol):
-    """A transaction that has locked its partitions, and has not advanced them yet."""
+    """A transaction that has locked its partitions and has not advanced them yet."""
 
     @property
     def connection(self) -> Any:
-        """The SQLAlchemy ``Connection`` to write results with; psycopg's is under it."""
+        """The SQLAlchemy ``Connection`` to write results with; it wraps psycopg's."""
         ...
 
     @property
     def ranges(self) -> Mapping[TopicPartition, OffsetRange]:
-        """What is being written: the range that remains of each partition that has any."""
+        """What is being written: the remaining range of each partition that has one."""
         ...
 
     def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
         """The partition's metadata, ``None`` if there is none.
 
-        :param cache: ``True`` for what it was when the group was claimed, ``False`` for what the row has now; by
-            default as the claim's `Metadata` says.
+        :param cache: ``True`` for the value at the time of the claim, ``False`` for what the row has now; by default
+            as the claim's `Metadata` says.
         :raises MetadataError: the deserializer fails.
         :raises StaleClaim: the row has another token.
         """
@@ -47,12 +47,12 @@ class Work(Protocol):
     def mark(self, tp: TopicPartition, next_offset: int, *, metadata: object | Keep = KEEP) -> None:
         """Store this offset when the transaction ends: all below it is done. Only with ``marking="manual"``.
 
-        Of several marks of a partition the last counts, with its metadata. See docs/marking.md.
+        If a partition is marked more than once, the last mark counts, with its metadata. See docs/marking.md.
 
-        :param next_offset: one above the last offset that is done; above the stored offset, and at most the end of what
-            the job was given.
+        :param next_offset: one above the last offset that is done. It is above the stored offset, and at most the end
+            of what the job was given.
         :param metadata: as for `Transaction.advance`.
-        :raises MarkBackwards, MarkBeyondDelivered: it is not in between.
+        :raises MarkBackwards, MarkBeyondDelivered: the offset is not within these limits.
         :raises MetadataError: the serializer fails, or its text is too long.
         :raises AdvanceMismatch: the partition was not locked.
         :raises ProtocolMisuse: marking is automatic.
@@ -70,15 +70,15 @@ class Work(Protocol):
     ) -> None:
         """Keep a record that is being passed as a dead letter; see docs/dead-letters.md.
 
-        A splittable `Execute` is called again without the records that it names: the sink keeps them, as they were in
+        A splittable `Execute` is called again without the records that it names: the sink keeps them as they were in
         Kafka.
 
         :param reason: may quote the record; lists don't show it.
-        :param code: lists show it, and group letters by it. If it has more than 64 characters, it is a part of the
+        :param code: lists show it, and group letters by it. A code of more than 64 characters becomes part of the
             reason.
         :param payload: the record as it was in Kafka, if the letter is to be replayed.
         :raises AdvanceMismatch: the record is not in `ranges`.
-        :raises ConfigurationError: the reason or the code is no text.
+        :raises ConfigurationError: the reason or the code is not a text.
         :raises LockInSavepoint: inside a savepoint, whose rollback would take the letter along.
         """
         ...
@@ -90,16 +90,17 @@ class Work(Protocol):
         value: bytes | str | None,
         headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] = (),
     ) -> None:
-        """Put a record into the outbox, from where `offsetstore relay` produces it to Kafka; see docs/outbox.md.
+        """Put a record into the outbox, from which `offsetstore relay` produces it to Kafka; see docs/outbox.md.
 
-        It is written now, one statement for each call, and comes and goes with the transaction and its savepoints.
+        The row is written at once, by one statement per call, and rolled back with the transaction or its savepoint.
 
         :param key: decides the partition, as for Java's producers. Texts are encoded as UTF-8.
         :param value: ``None`` is a tombstone.
-        :raises RowsRefused: Kafka can't have it: the topic's name, say, or a part that is neither bytes nor text.
+        :raises RowsRefused: it can't be a record in Kafka: the topic's name is invalid, say, or a part is neither bytes
+            nor text.
         """
         ...
 
     def produce_all(self, records: Iterable[OutboxRecord]) -> int:
-        """Put records into the outbox, in their order and 16 MiB at a time; return how many. Raises as `produce`."""
+        """Put records into the outbox, in order, 16 MiB at a time; return how many. Raises the errors of `produce`."""
         ...

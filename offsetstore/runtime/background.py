@@ -1,4 +1,4 @@
-"""Work in a background thread, repeated at intervals or done once, meanwhile; and a process's main work."""
+"""Work in a background thread, repeated at intervals or done once; and a process's main work."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from offsetstore.runtime.forks import is_own
 from offsetstore.runtime.functions import call, without_frames
 
 _T = TypeVar("_T")
-_SELDOM: Final = 100_000  # new objects from one garbage collection to the next
+_SELDOM: Final = 100_000  # new objects between two garbage collections
 
 
 class Background:
     """Calls ``turn`` in a daemon thread every ``interval()`` seconds, until it returns ``False`` or `stop` is called.
 
-    It begins with `start`, not before: the first turn may need the object that it belongs to, with all its attributes.
+    It begins with `start`, since the first turn may need the object that it belongs to, with all its attributes.
 
     :param name: the thread's name.
     :param turn: returns whether there is more to do. An exception ends the thread.
@@ -48,28 +48,27 @@ class Background:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether `stop` was called."""
         return self._stopping.is_set()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread has not ended yet."""
         return self._thread.is_alive()
 
     @property
     def is_current(self) -> bool:
-        """Whether this is called in the thread itself."""
         return self._thread is threading.current_thread()
 
     def stop(self, timeout: float | None = None) -> bool:
         """Tell the thread to end, wait at most ``timeout`` seconds (``None``: no limit), and return whether it did.
 
-        The thread itself does not wait. In a forked child there is none.
+        If the thread itself calls this, it does not wait.
         """
+        # A forked child does not have the thread.
         if not is_own(self._pid):
             return True
         self._stopping.set()
-        if not self.is_current and self._thread.ident is not None:  # else it has not begun, and will end at once
+        # A thread that has not begun can't be joined; it ends at its first wait.
+        if not self.is_current and self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -80,14 +79,15 @@ class Background:
 
 
 def meanwhile(name: str, work: Callable[[], _T]) -> Future[_T]:
-    """Call ``work`` in a daemon thread, which no exit of the process waits for.
+    """Call ``work`` in a daemon thread, which the process's exit does not wait for.
 
-    If no thread can be started, the future has that error: the caller must not wait as long as the work may take.
+    If no thread can be started, the future has that error.
     """
     future: Future[_T] = Future()
     try:
         threading.Thread(target=_answer, args=(future, work), name=name, daemon=True).start()
-    except RuntimeError as error:  # there can be no more threads
+    except RuntimeError as error:
+        # There can be no more threads. The work is not done in this one, whose caller must not wait for it.
         future.set_exception(without_frames(error))
     return future
 
@@ -98,16 +98,16 @@ def _answer(future: Future[_T], work: Callable[[], _T]) -> None:
     except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
         future.set_exception(error)
     finally:
-        del future, work  # the error's frames lead to this one, which must not lead back to the error
+        # The error's frames lead to this one, which must not lead back to the error (decision 0100).
+        del future, work
 
 
 @contextmanager
 def as_main_work() -> Generator[None]:
-    """Collect garbage seldom, for work that makes many objects that stay for a while; in a main thread only.
-
-    Python goes through such objects again and again while they wait: after each thousand new ones, with all that the
-    modules have. That took half of the time of polling records, and a page of ten thousand partitions waited 70 ms.
-    """
+    """Collect garbage seldom, for work that makes many objects that stay for a while; in a main thread only."""
+    # Python goes through such objects again and again while they wait: after each thousand new ones, with all that the
+    # modules have. That took half of the time of polling records, and a page of ten thousand partitions waited 70 ms
+    # (decisions 0091 and 0046).
     if threading.current_thread() is not threading.main_thread():
         yield
         return

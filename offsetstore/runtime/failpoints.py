@@ -1,8 +1,8 @@
 """Named places at which a test or the demo can break the job: ``OFFSETSTORE_FAILPOINT=name[:nth][:action]``.
 
-Off unless the variable is set. ``nth`` counts from 1 within the process and is 1 by default; ``kill`` (the default)
-sends SIGKILL to this Python process alone, ``raise`` raises `FailpointReached`, ``hang`` sleeps forever, so that a test
-can send the signal, ``stop`` sends SIGSTOP to this process, and SIGCONT continues it. The process first prints one line
+Off unless the variable is set. ``nth`` counts from 1 within the process and is 1 by default. ``kill`` (the default)
+sends SIGKILL to this Python process only, ``raise`` raises `FailpointReached`, ``hang`` sleeps forever, so that a test
+can send a signal, and ``stop`` sends SIGSTOP to this process, which SIGCONT continues. The process first prints a line
 on standard error, as evidence that the fault happened.
 """
 
@@ -47,7 +47,7 @@ POINTS = {
 """The names, with the numbers of the fault list."""
 
 _ACTIONS = ("kill", "raise", "hang", "stop")
-_STOPPING = 0.2
+_STOPPING = 0.2  # seconds
 _reached: Counter[str] = Counter()
 _guard = threading.Lock()
 
@@ -72,7 +72,7 @@ def reach(name: str) -> None:
 
 
 def armed(name: str) -> bool:
-    """Whether the next `reach` of this name will break, for code that must prepare for it."""
+    """Whether the next `reach` of this name will trigger, for code that has to prepare for it."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return False
@@ -108,14 +108,16 @@ def _parse(wanted: str) -> tuple[str, int, str]:
 
 def _fire(name: str, action: str) -> None:
     line = f"offsetstore failpoint {name}: {action} (pid {os.getpid()})\n"
-    print(line, end="", file=sys.stderr, flush=True)  # noqa: T201 - for tests that watch the process; one write, as others write too
+    # One write, since others write to it too.
+    print(line, end="", file=sys.stderr, flush=True)  # noqa: T201 - for tests that watch the process
     if action == "raise":
         raise FailpointReached(name)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(_STOPPING)  # another thread may take the signal: don't continue before the process stops
+        # Another thread may take the signal: don't continue before the process stops.
+        time.sleep(_STOPPING)
         return
     while True:
         time.sleep(3600)

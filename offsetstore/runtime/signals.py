@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 APART: Final = 1.0
-"""Seconds. `timeout` signals its program and then the group that this is in; others signal a group and each process."""
+"""Seconds. `timeout` signals its program and then the program's group; others signal a group and each process in it."""
 
 
 class StopRequests:
-    """Counts the requests to end. Those that come within a second of one that counts are the same one.
+    """Counts the requests to end. A request within a second of one that counted is the same request.
 
     A signal handler may use it: it holds no lock.
 
@@ -24,7 +24,7 @@ class StopRequests:
         self._counted_at = 0.0
 
     def add(self) -> bool:
-        """Return whether this is another one."""
+        """Return whether this is another request."""
         now = self._clock()
         if self.count and now - self._counted_at < APART:
             return False
