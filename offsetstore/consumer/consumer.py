@@ -622,7 +622,7 @@ class Membership:
         if not due:
             return
         if is_read := self._feed.partitions & {*due}:
-            # Records that a log has lost are not to be written. The others are, even if retention removes them meanwhile.
+            # Records that a log has lost are not to be written. Others are, even if retention removes them meanwhile.
             self._feed.drop(self._member.find_lost({tp: self._pairs[tp] for tp in is_read if tp in self._pairs}))
             if not self._flush(self._patience):
                 return
