@@ -245,7 +245,7 @@ class Pending:
         :raises SinkError: a filter has failed, or its decision does not fit the records.
         """
         # In parts, so that what waits is bounded: once a record is deferred, new ones that no filter was asked about
-        # are forgotten, to be read again. No filter, which may count, decides about a record twice (decision 0092).
+        # are forgotten, to be read again. No filter decides about a record twice, since it may count (decision 0092).
         passed, dropped = list[PolledRecord](), list[PolledRecord]()
         new, self._new = self._new, []
         begin = 0

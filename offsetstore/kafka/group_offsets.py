@@ -34,7 +34,7 @@ _HAS_MEMBERS: Final = frozenset({
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
 # What Kafka answers only if the group itself is allowed.
 _BEHIND_THE_GROUP: Final = MISSING | {ck.KafkaError.TOPIC_AUTHORIZATION_FAILED}
-# Of a partition that can't exist Kafka stores nothing, but checks the group's permission first (decision 0039).
+# For a partition that can't exist, Kafka stores nothing, but checks the group's permission first (decision 0039).
 _NO_PARTITION: Final = 2**31 - 1
 _HARMLESS: Final = "the stored offsets are unchanged"
 # The coordinator writes a request's offsets to its own topic as one batch, and refuses all of them if that exceeds

@@ -197,7 +197,7 @@ class Outlet:
         if self.anchor not in offsets:
             return KafkaMark(cluster_id, None)
         committed = offsets[self.anchor]
-        # If another program has committed the text, the client can return more than its own length (decision 0010).
+        # If another program has committed the text, the client can return more than the text (decision 0010).
         return KafkaMark(cluster_id, committed.next_offset, (committed.metadata or "")[:_WORD] or None)
 
     def _find_anchor(self, deadline: Deadline, *, may_create: bool) -> str | None:
@@ -621,7 +621,7 @@ def _is_of_topic(error: ck.KafkaError) -> bool:
 
 
 def _is_answer(error: ck.KafkaError) -> bool:
-    """Whether Kafka has refused, and would do so again. Whether a record is at fault, trials tell."""
+    """Whether Kafka has refused, and would do so again. Trials tell whether a record is at fault."""
     # A refused timestamp is from the relay's clock: rows have none.
     if error.fatal() or error.code() == ck.KafkaError.INVALID_TIMESTAMP:
         return False

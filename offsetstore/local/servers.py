@@ -208,7 +208,6 @@ class EmbeddedServer(Generic[Ports]):
             watchdog.leave()
 
     def _leave(self) -> None:
-        """Let the server outlive this process."""
         atexit.unregister(self._close_at_exit)
         self._call_off()
 

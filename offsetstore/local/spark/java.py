@@ -40,7 +40,7 @@ class Java:
 
     @property
     def keytool(self) -> Path:
-        """The program that manages certificates; every Java runtime has it."""
+        """The program that manages certificates; every complete Java runtime has it."""
         return self.program.resolve().with_name(f"keytool{self.program.suffix}")
 
 
