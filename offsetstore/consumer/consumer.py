@@ -89,8 +89,8 @@ _POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
 _BRIEF: Final = 1.0  # seconds to wait for a delivery before partitions are paused: what is paused is fetched again
 _ASK: Final = 0.02  # the same as _POLL for partitions that are polled alone
 _MOST: Final = 10_000  # records of one call
-# Seconds of such polls without a record: the leader may be away (fetch.wait.max.ms is 0.5 s), and must not hold up other
-# partitions (decision 0101).
+# Seconds of such polls without a record: the leader may be away (fetch.wait.max.ms is 0.5 s), which must not hold up
+# other partitions (decision 0101).
 _ANSWER: Final = 1.0
 _EXCUSED: Final = 30.0  # seconds until such a partition is polled alone again, twice as long each time, and at most ..
 _LONG_EXCUSED: Final = 600.0
