@@ -1,11 +1,8 @@
-"""Copies a member's stored offsets to Kafka: its own tools show the lag then, and others can take the group over there.
+"""Copies a member's stored offsets to Kafka: Kafka's tools then show the lag, and others can take over the group there.
 
 The copies have the stamp of a claim's mirror (`offsetstore.store.mirror`), follow the store, and never lead it. The
-member's own consumer commits them: Kafka refuses those of a process that is no member any more, and while the group has
-members, those of anybody else. So nobody else's commit is looked for. A failure affects nothing but the copies.
-
-The member's client says nothing while Kafka is away: it polls no records, and answers no commit. So Kafka is asked
-before each, on other connections and with a time limit; while it does not answer, nothing is committed.
+member's own consumer commits them: while a group has members, Kafka refuses all other processes' commits, so there is
+no need to look for these. A failure affects nothing but the copies.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ _CHANGING: Final = frozenset({
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError.FENCED_INSTANCE_ID,
 })  # fmt: skip
-"""The group's members are changing: whoever has the partition next commits."""
+"""The group's members are changing: whoever gets the partition next commits (decision 0091)."""
 
 _COMMITTING: Final = Doing(
     "committing the stored offsets", permission="READ", harmless="the stored offsets are unchanged"
@@ -50,12 +47,12 @@ _log = logging.getLogger("offsetstore")
 
 
 class Commits:
-    """Commits what is stored of a member's partitions. The polling thread's, but for what asks Kafka and reads rows.
+    """Commits the stored offsets of a member's partitions. The polling thread uses it; another one reads the rows.
 
-    :param broker: is asked whether Kafka is there, and should not take longer than `LAST_COMMIT` to say so.
+    :param broker: is asked whether Kafka is there, and should answer within `LAST_COMMIT`.
     :param kafka_group: the member's.
-    :param pairs: how far each log was read, and in which leader epoch. They are kept beside the stored offsets, as a
-        claim's mirror does.
+    :param pairs: how far each log was read, and in which leader epoch; stored beside the offsets, as by a claim's
+        mirror.
     """
 
     def __init__(
@@ -81,10 +78,10 @@ class Commits:
         self._unpinning: set[TopicPartition] = set()
 
     def turn(self, kafka: Any, partitions: Collection[TopicPartition]) -> None:
-        """Commit what is stored, if it is time; this waits for nothing.
+        """Commit what is stored, if it is time. This waits for nothing.
 
         :param kafka: the member's consumer.
-        :param partitions: those that it has.
+        :param partitions: the member's.
         """
         if self._reading is None and time.monotonic() >= self._next:
             self._read()
@@ -92,9 +89,9 @@ class Commits:
             self._commit(kafka, partitions)
 
     def last(self, kafka: Any, partitions: Collection[TopicPartition]) -> None:
-        """Commit what is stored of partitions that are given back next; wait for at most `LAST_COMMIT` seconds."""
+        """Commit the offsets of partitions before they are given back; wait for at most `LAST_COMMIT` seconds."""
         if not self._member.is_lost:
-            self._read(is_last=True)  # anew: what is being read may not have all
+            self._read(is_last=True)  # anew: a read under way may not see all
             if self._reading is not None and wait([self._reading], timeout=LAST_COMMIT).done:
                 self._commit(kafka, partitions)
         self._reading = None  # of what was read before, the next owner may have stored more
@@ -107,11 +104,11 @@ class Commits:
         """Take Kafka's answer: confluent-kafka's ``on_commit``."""
         failed = error
         copied: dict[TopicPartition, CommittedOffset] = {}
-        for one in partitions:
-            tp = TopicPartition(one.topic, one.partition)
+        for partition in partitions:
+            tp = TopicPartition(partition.topic, partition.partition)
             sent = self._sent.get(tp)
-            failed = failed or one.error
-            if error is None and one.error is None and sent is not None and sent.next_offset == one.offset:
+            failed = failed or partition.error
+            if error is None and partition.error is None and sent is not None and sent.next_offset == partition.offset:
                 copied[tp] = sent
         self._copied |= copied
         self._unpin |= self._pinned & copied.keys()
@@ -133,8 +130,10 @@ class Commits:
             if pairs:  # first: after a stop, Kafka may come back without these records
                 with dropped(OffsetStoreError):  # the next turn tries again, and so does the next assignment
                     member.write_pairs(pairs, asks=not is_last)
+            # While Kafka is away, the member's client says nothing and answers no commit. So Kafka is asked first, on
+            # other connections and with a time limit; without an answer nothing is committed.
             self._broker.committed_offsets(self._kafka_group, [TopicPartition(member.topics[0], 0)])
-            if unpin:  # Kafka has the copy now, so its offset need not be ignored any longer
+            if unpin:  # Kafka has the copy now, so its offset counts again
                 with transaction(
                     member.database, name=member.name, lock_timeout=_LOCK_SECONDS, dedicated=True
                 ) as session:
@@ -151,7 +150,7 @@ class Commits:
         self._reading = meanwhile("offsetstore-commits", rows)
 
     def _commit(self, kafka: Any, partitions: Collection[TopicPartition]) -> None:
-        """Commit what was read and has changed, of partitions that are still the member's."""
+        """Commit the offsets that have changed, of partitions that are still the member's."""
         assert self._reading is not None
         reading, self._reading = self._reading, None
         if (error := reading.exception()) is not None:
@@ -173,8 +172,8 @@ class Commits:
             for part in in_requests(self._member.group, changed):
                 kafka.commit(
                     offsets=[
-                        KafkaPartition(tp.topic, tp.partition, one.next_offset, metadata=one.metadata)  # pyright: ignore[reportCallIssue]
-                        for tp, one in part.items()
+                        KafkaPartition(tp.topic, tp.partition, copy.next_offset, metadata=copy.metadata)  # pyright: ignore[reportCallIssue]
+                        for tp, copy in part.items()
                     ],
                     asynchronous=True,
                 )
@@ -189,7 +188,7 @@ class Commits:
         self._member.observers.on(MirrorTried(group=self._member.group, offsets=offsets))
 
     def _failed(self, error: KafkaError) -> None:
-        """The next turn tries again."""
+        """Tell of the failure; the next turn tries again."""
         if error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
             self._stamp_only = True  # this broker accepts less than most
         if error.code() in _CHANGING:

@@ -1,7 +1,7 @@
 """The consumer: a process that is a member of a consumer group, polls records, and writes them with their offsets.
 
-Kafka deals out the partitions, and the store's fleet decides who writes them; see `offsetstore.store.fleet`. One thread
-polls and feeds; each delivery is written by another one, so that slow work never keeps Kafka waiting.
+Kafka assigns the partitions, and the store's fleet decides who writes them; see `offsetstore.store.fleet`. One thread
+polls and gathers; each delivery is written by another one, so that slow work never keeps Kafka waiting.
 """
 
 from __future__ import annotations
@@ -83,27 +83,31 @@ _REFUSED: Final = {
     "on_commit": "observers=[...] of the store: they get MirrorTried",
 }
 WINDOW: Final = 10_000
-"""Records of one flush with a `Handler`, by default: a crash repeats the calls for these."""
+"""Records of one flush with a `Handler`, by default. After a crash their calls are repeated (decision 0092)."""
 _LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
 _BRIEF: Final = 1.0  # seconds to wait for a delivery before partitions are paused: what is paused is fetched again
-_ASK: Final = 0.02  # the same for partitions that are polled alone
+_ASK: Final = 0.02  # the same as _POLL for partitions that are polled alone
 _MOST: Final = 10_000  # records of one call
-_ANSWER: Final = 1.0  # seconds of such polls without a record: the leader may be away (fetch.wait.max.ms is 0.5 s)
+# Seconds of such polls without a record: the leader may be away (fetch.wait.max.ms is 0.5 s), which must not hold up
+# other partitions (decision 0101).
+_ANSWER: Final = 1.0
 _EXCUSED: Final = 30.0  # seconds until such a partition is polled alone again, twice as long each time, and at most ..
 _LONG_EXCUSED: Final = 600.0
 _FULL: Final = 5.0  # seconds for which Kafka's client was never empty: it may have fetched nothing of quiet partitions
 _FETCH: Final = 50  # milliseconds after which Kafka's client looks whether it may fetch on: 1,000 would outlast _ANSWER
-_ASK_QUIET: Final = 2 * _FETCH / 1000  # as _ASK, once for all quiet ones: their fetch was put off while it was full
-_AHEAD: Final = 1_000, 100_000  # records that it fetches ahead, two flushes within these: a pause drops them
+_ASK_QUIET: Final = 2 * _FETCH / 1000  # as _ASK, once for all quiet partitions: a full client had put off their fetch
+_AHEAD: Final = 1_000, 100_000  # bounds of what it fetches ahead, in records: two flushes, since a pause drops them
 _LEAVING: Final = LAST_COMMIT + 5.0  # seconds to leave the group
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
-_SHARE: Final = 3  # times as long as that took, others are polled: an attempt may wait for Kafka, or for a frozen owner
-_HEARD: Final = 5.0  # seconds in which a member that has lost a partition hears of it from Kafka: some heartbeats
+# An attempt may wait for Kafka, or for a frozen owner. Other partitions are polled for three times as long as it took
+# (decision 0091).
+_SHARE: Final = 3
+_HEARD: Final = 5.0  # seconds in which a member hears from Kafka that it has lost a partition: some heartbeats
 _PASSING: Final = (TopicMissing, LockTimeout, OffsetOutOfRange, BrokerUnavailable, StoreUnavailable, TransactionLost)
-"""While partitions are taken: a topic that other brokers don't know yet, a frozen owner, a leader that does not know
-its log's end, and outages."""
+"""Errors that pass while partitions are taken: a topic that some brokers don't know yet, a frozen owner, a leader that
+does not know its log's end, and outages."""
 _READING: Final = Doing("polling records", permission="READ", harmless="what was not stored is read again")
 
 _log = logging.getLogger("offsetstore")
@@ -129,25 +133,25 @@ class Consumer:
         of names to batches. It may be called again for the same records. With ``dead_letters`` each row must be made
         from one record, and a column ``_reject`` may say why a record can't be used.
         Or a `Handler`, which calls a function for each record, many at a time; see docs/handlers.md. Each flush is then
-        its window: it is written when its last call has ended, and none of its records is called again but after a
-        crash, or by another member that gets the partition before that.
+        its window: it is written when its last call has ended. A record is called again only after a crash, or by
+        another member that gets the partition before the flush is written.
     :param into: the writer, or a mapping of the same names to writers.
-    :param flush: when what was polled is written, with the offsets, in one transaction: after so many records,
-        seconds, or bytes of keys, values and headers, of which it has at most one record more. As much again waits in
-        memory while that is done, and what Kafka's client has fetched (``queued.max.messages.kbytes``, 64 MiB by
-        default, and one more answer). By default 50,000 records, 10,000 with a handler, 1 s and 64 MiB.
+    :param flush: when the polled records are written, with the offsets, in one transaction: after this many records or
+        seconds, or bytes of keys, values and headers, which it exceeds by one record at most. Meanwhile as much again
+        waits in memory, besides what Kafka's client has fetched (``queued.max.messages.kbytes``, 64 MiB by default, and
+        one more answer). By default 50,000 records, 10,000 with a handler, 1 s and 64 MiB.
     :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md. The process that
         has a letter's partition replays it when that is requested.
-    :param filters: decide which of the polled records are delivered, and when, in this order: `Throttle`, `Delay`,
-        `Expire`, `SkipIf`, or a `Filter` of your own. Limits are those of this process. A partition whose records wait
-        is paused, and keeps its share of a flush, or of 10,000 records; others go on.
-    :param tick: work for a process that has written nothing for ``every`` seconds; of all processes, one at a time.
+    :param filters: `Throttle`, `Delay`, `Expire`, `SkipIf` or your own `Filter`: they decide, in the order given, which
+        of the polled records are delivered, and when. Limits apply to this process. A partition whose records wait is
+        paused, and keeps its share of a flush, or of 10,000 records; others go on.
+    :param tick: work for a process that has written nothing for ``every`` seconds; one process at a time does it.
     :param propagate: the names of headers that follow a record, as ``("traceparent", "tenant")``; see docs/context.md.
     :param metadata: see `TransactionalSink`; ``formats`` are the claim's.
     :param takeover: ``"refuse"`` to start beside a live Spark job of this group, ``"wait"`` until it has left, or
         ``"fence"`` it.
-    :param drain: seconds to wait for what is being written: at the end, and when partitions are taken away, then at
-        most 30, and at most a third of ``max.poll.interval.ms``. While the group is paused, nothing is waited for.
+    :param drain: seconds to wait for a delivery that is being written: at the end, and when partitions are taken away,
+        then at most 30, and at most a third of ``max.poll.interval.ms``. A paused group's delivery is not waited for.
     :raises ConfigurationError: an argument or a setting is invalid, or would break what the store promises.
     """
 
@@ -182,7 +186,7 @@ class Consumer:
         self.flush = flush or Flush(rows=rows, seconds=1.0, bytes=64 << 20)
         self.drain = drain
         self.kafka = {"isolation.level": "read_committed", **checked_settings(kafka)}
-        # A third of the time in which Kafka takes a member for dead: `on_assign` waits for former owners.
+        # A third of the time after which Kafka takes a silent member for dead: `on_assign` waits for former owners.
         self.longest_poll = _milliseconds(kafka) / 1000
         longest = self.longest_poll / 3
         self.request = ClaimRequest(
@@ -201,10 +205,10 @@ class Consumer:
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Consume until SIGTERM, or `stop`; then write what was polled, and leave the group.
+        """Consume until SIGTERM or `stop`; then write what was polled, and leave the group.
 
-        :raises OffsetStoreError: what ended it. What was not written is read again by the member that gets the
-            partitions.
+        :raises OffsetStoreError: the reason why it ended. What was not written is read again by the member that gets
+            the partitions.
         """
         try:
             with self._as_process():
@@ -217,12 +221,12 @@ class Consumer:
             with_empty_frames(error)
             raise
         finally:
-            self._stopping.clear()  # here, since `stop` may be called before this
+            self._stopping.clear()  # only here: `stop` may be called before `run`
 
     def _join(self) -> Member | None:
-        """Join the fleet, as soon as no job has the group if that is asked for; ``None`` if it is stopped before."""
+        """Join the fleet, with ``takeover="wait"`` once no job has the group; ``None`` if stopped before that."""
         if self._stopping.is_set():
-            return None  # and fence nobody
+            return None  # without fencing anybody
         if self.request.takeover != "wait":
             return join(self.store, self.request)
         request = replace(self.request, takeover="refuse")
@@ -234,12 +238,12 @@ class Consumer:
                     return None
 
     def stop(self) -> None:
-        """Have `run` end; any thread may call this."""
+        """Make `run` end. Any thread may call this."""
         self._stopping.set()
 
     @contextmanager
     def _as_process(self) -> Generator[None]:
-        """If this is the process's main work, end at SIGTERM, and be interrupted by Ctrl-C."""
+        """In the main thread, end at SIGTERM and be interrupted by Ctrl-C; elsewhere, leave signals alone."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -267,7 +271,7 @@ class Consumer:
 def checked_settings(kafka: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings.
 
-    :raises ConfigurationError: one of them would break what the store promises; the error says what to use instead.
+    :raises ConfigurationError: a setting would break what the store promises; the error says what to use instead.
     """
     for name, instead in _REFUSED.items():
         if name in kafka:
@@ -278,23 +282,23 @@ def checked_settings(kafka: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Membership:
-    """One run of a consumer: its member of the fleet, and its client of Kafka. All but deliveries is one thread's."""
+    """One run of a consumer: its member of the fleet and its Kafka client. One thread does all but the deliveries."""
 
     def __init__(self, consumer: Consumer, member: Member, stopping: threading.Event) -> None:
         self._member = member
         self._stopping = stopping
         self._outputs = consumer.outputs
-        self._topic_ids: dict[str, str] = {}  # for `Record.id`
+        self._topic_ids: dict[str, str] = {}  # by topic, for `Record.id`
         self._delivery: Callable[..., PolledRecords] = PolledRecords
         if consumer.outputs.handler is not None:
             self._delivery = partial(HandledRecords, topic_ids=self._topic_ids)
         self._topics = consumer.request.topics
         self._restarts = consumer.request.policy.on_recreated == "restart"
         self._drain = consumer.drain
-        self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
+        self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits meanwhile
         self._is_interrupted = False
         self._watch = consumer.watch
-        self._in_hand: tuple[Ranges, str] = ({}, "")  # of who holds the runner's lock, as the next is
+        self._in_hand: tuple[Ranges, str] = ({}, "")  # changed only by whoever has the runner's lock, as is the next
         self._is_handling = False
         self._outputs.handling = self._handling
         self._feed = CarefulFeed(
@@ -317,10 +321,10 @@ class Membership:
         self._alone: tuple[AbstractSet[TopicPartition], int] = (set(), 0)  # polled alone, and since which poll
         self._held: Mapping[TopicPartition, HeldRecord] = {}  # as it was told
         self._empty_at = time.monotonic()  # when Kafka's client last had no more
-        self._excused: dict[TopicPartition, tuple[float, float]] = {}  # until when they are not, and for how long
+        self._excused: dict[TopicPartition, tuple[float, float]] = {}  # not to be polled alone: until when, how long
         self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
-        self._refused: dict[TopicPartition, bool] = {}  # of these, and whether alone
-        self._alone_at = 0.0  # when one may be tried that was refused alone
+        self._refused: dict[TopicPartition, bool] = {}  # untaken ones that were refused, and whether alone
+        self._alone_at = 0.0  # when a partition that was refused alone may be tried again
         self._taken_at: dict[TopicPartition, float] = {}
         self._asked = consumer.asked
         self._pairs: dict[TopicPartition, EpochPair] = {}  # how far each log was read, and in which leader epoch
@@ -347,7 +351,6 @@ class Membership:
         self._kafka: Any = make(confluent_kafka.Consumer, config, consumer.kafka)
 
     def run(self) -> None:
-        """Poll until the consumer is stopped."""
         try:
             self._kafka.subscribe([*self._topics], on_assign=self._on_assign, on_revoke=self._on_revoke)
             while not self._stopping.is_set():
@@ -367,8 +370,7 @@ class Membership:
             self._leave()
 
     def _leave(self) -> None:
-        """Leave the group. If Kafka is away, its client would wait for it as long as ``session.timeout.ms``."""
-
+        # In another thread: if Kafka is away, its client would wait as long as session.timeout.ms.
         def close() -> None:
             try:
                 self._kafka.close()  # which calls `_on_revoke`
@@ -394,11 +396,12 @@ class Membership:
                 alone, seconds = self._quiet(), _ASK_QUIET
         writing = self._writing
         if alone:
-            self._hold({*self._feed.partitions} - alone - self._feed.starving)  # a pause would drop what they have
+            # Starving partitions are not paused, not even excused ones: the client would drop what it has of them.
+            self._hold({*self._feed.partitions} - alone - self._feed.starving)
             self._poll(self._feed.share, seconds)
         elif room := self._feed.room:
             self._hold({*self._feed.held})
-            is_careful = self._feed.is_careful  # one delivery follows the other
+            is_careful = self._feed.is_careful  # then single records are delivered, one right after the other
             if is_careful and writing is not None:
                 wait([writing], timeout=_POLL)
             if self._poll(most := min(_MOST, room), 0.0 if is_careful else _POLL) < most:
@@ -414,13 +417,13 @@ class Membership:
             self._poll(1, 0.0)
 
     def _polled_alone(self) -> AbstractSet[TopicPartition]:
-        """Partitions that others have kept waiting, but for those that have just not answered."""
+        """Partitions that others have kept waiting, except those that have just not answered (decision 0101)."""
         now = time.monotonic()
         starving = {tp for tp in self._feed.starving if self._excused.get(tp, (0.0, 0.0))[0] <= now}
         before, since = self._alone
         if starving != before:
             self._alone = starving, self._polls
-        elif starving and (self._polls - since) * _ASK >= _ANSWER:  # not by the time, which a callback may take
+        elif starving and (self._polls - since) * _ASK >= _ANSWER:  # by polls, since a callback may take the time
             for tp in starving:
                 pause = min(2 * self._excused.get(tp, (0.0, _EXCUSED / 2))[1], _LONG_EXCUSED)
                 self._excused[tp] = now + pause, pause
@@ -429,7 +432,7 @@ class Membership:
         return starving
 
     def _quiet(self) -> AbstractSet[TopicPartition]:
-        """Partitions without records, once Kafka's client may have been too full of others to ask for any."""
+        """Partitions without known records, if Kafka's client may have been too full to fetch any (decision 0101)."""
         now = time.monotonic()
         if now - self._empty_at <= _FULL:
             return set()
@@ -437,17 +440,17 @@ class Membership:
         return self._feed.quiet - self._feed.held
 
     def _log_end(self, tp: TopicPartition) -> int:
-        """Kafka's end when its client last fetched any, with records of open transactions."""
+        """The high watermark of the client's last fetch, so with records of open transactions."""
         try:
             return int(self._kafka.get_watermark_offsets(_kafkas(tp), cached=True)[1])
         except KafkaException:  # it has just lost the partition
             return 0
 
     def _filter(self) -> None:
-        """Have the filters decide about what waits, and tell what they drop."""
+        """Have the filters decide about what waits, and report what they drop."""
         self._feed.decide(time.time(), time.monotonic())
         if self._feed.again:
-            self._hold(self._paused | self._feed.again.keys())  # so that the client fetches none of it for nothing
+            self._hold(self._paused | self._feed.again.keys())  # so that the client does not fetch it in vain
             for tp, offset in self._feed.again.items():
                 self._seek(tp, offset)
             self._feed.again.clear()
@@ -455,26 +458,26 @@ class Membership:
             self._member.observers.on(RecordsDropped(group=self._member.group, by=name, records=count))
         self._feed.dropped.clear()
         held = self._feed.held_records
-        if {tp: one.offset for tp, one in held.items()} != {tp: one.offset for tp, one in self._held.items()}:
+        if {tp: record.offset for tp, record in held.items()} != {
+            tp: record.offset for tp, record in self._held.items()
+        }:
             self._tell_held(held)
 
     def _tell_held(self, held: Mapping[TopicPartition, HeldRecord]) -> None:
         self._member.observers.on(RecordsHeld(group=self._member.group, held=held))
-        for tp, one in held.items():
-            if tp not in self._held or self._held[tp].offset != one.offset:
-                skip = skipping(self._member, tp, OffsetRange(one.offset, one.offset + 1))
-                _log.warning("%s stands, far beyond the filter's own seconds: %s.%s", tp, one, skip)
+        for tp, record in held.items():
+            if tp not in self._held or self._held[tp].offset != record.offset:
+                skip = skipping(self._member, tp, OffsetRange(record.offset, record.offset + 1))
+                _log.warning("%s stands, far beyond the filter's own seconds: %s.%s", tp, record, skip)
         self._held = held
 
-    # What Kafka says.
-
     def _poll(self, most: int, seconds: float) -> int:
-        """Gather what Kafka's client has, at most so much; return how much that was."""
+        """Gather at most ``most`` of the client's records and events; return how many there were."""
         self._polls += 1
         self._polled_at = time.monotonic()
         polled, ends = defaultdict[tuple[str, int], list[Any]](list), dict[TopicPartition, int]()
-        messages = self._kafka.consume(most, seconds)
-        for message in messages:
+        received = self._kafka.consume(most, seconds)
+        for message in received:
             place = message.topic(), message.partition()
             if (error := message.error()) is None:
                 polled[place].append(message)
@@ -482,17 +485,17 @@ class Membership:
             tp = None if place[0] is None else TopicPartition(*place)
             if tp is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's codes are public
                 ends[tp] = message.offset()
-            else:  # before records that are behind what can't be read
+            else:  # at once: records that are polled with it may be behind what can't be read
                 self._told(error, tp)
-        for place, found in polled.items():
-            tp, last = TopicPartition(*place), found[-1]
-            self._feed.add(tp, read_messages(tp, found), self._topic_ids.get(tp.topic, ""))
+        for place, messages in polled.items():
+            tp, last = TopicPartition(*place), messages[-1]
+            self._feed.add(tp, read_messages(tp, messages), self._topic_ids.get(tp.topic, ""))
             self._excused.pop(tp, None)
             if tp in self._feed.partitions and (epoch := last.leader_epoch()) is not None:
                 self._pairs[tp] = EpochPair(last.offset() + 1, epoch)
-        for tp, offset in ends.items():  # behind the records
+        for tp, offset in ends.items():  # after the records, which are below
             self._feed.reach(tp, offset)
-        return len(messages)
+        return len(received)
 
     def _told(self, error: KafkaError, tp: TopicPartition | None) -> None:
         code = error.code()
@@ -501,7 +504,7 @@ class Membership:
                 _log.warning("Kafka no longer has what comes next in %s: %s", tp, describe(error))
                 self._untaken[tp] = 0.0
         elif code == KafkaError._FATAL:  # noqa: SLF001 - as above
-            # The client has lost its partitions, and never joins again. It polls on, without an end and without a word.
+            # The client has lost its partitions, and never joins again; it would go on polling in silence.
             raise ConfigurationError(
                 "Kafka's client can't go on: another member has its place",
                 found=describe(error),
@@ -510,7 +513,7 @@ class Membership:
                 "group on each host, and each host with another name.",
             )
         elif error.fatal() or (code not in PASSING | MISSING and (code > 0 or tp is not None)):
-            # One of a partition that is not of Kafka's state is of its records: the client goes on behind these.
+            # A partition's error that is not about Kafka's state is about its records: the client would skip these.
             raised = broker_error(error, _READING)
             if tp is not None:
                 raised.locate(tp)
@@ -519,59 +522,58 @@ class Membership:
             _log.warning("polling records: %s", describe(error))
 
     def _on_error(self, error: KafkaError) -> None:
-        """Kafka's client would try wrong credentials for ever, and say nothing else of them."""
+        # Kafka's client would try wrong credentials forever, and reports them only here.
         if error.code() in WRONG_CREDENTIALS:
             self._failed = self._failed or broker_error(error, _READING)
 
     def _on_assign(self, kafka: Any, assigned: Iterable[Any]) -> None:
-        wanted = [TopicPartition(one.topic, one.partition) for one in assigned]
+        wanted = [TopicPartition(partition.topic, partition.partition) for partition in assigned]
         starts: Mapping[TopicPartition, int] = {}
         try:
             if wanted and self._failed is None:
                 starts = self._take(wanted)
         except BaseException as error:  # noqa: BLE001 - raised by the polling thread, outside of the callback
             self._failed = self._failed or error
-        # Here, since a seek in the callback has no effect. What was not taken is not read.
+        # With the offsets, since a seek in the callback has no effect. What was not taken begins at the log's end, and
+        # is not gathered (decision 0091).
         end = confluent_kafka.OFFSET_END
         kafka.incremental_assign([_kafkas(tp, starts.get(tp, end)) for tp in wanted])
 
     def _on_revoke(self, kafka: Any, revoked: Iterable[Any]) -> None:
-        """Write what was polled, and give the partitions back. If they are lost already, their tokens decide."""
-        given = [TopicPartition(one.topic, one.partition) for one in revoked]
+        """Write what was polled, and give the partitions back. If they are already lost, their tokens decide."""
+        gone = [TopicPartition(partition.topic, partition.partition) for partition in revoked]
         try:
-            if given and self._failed is None and not self._flush(self._patience):
+            if gone and self._failed is None and not self._flush(self._patience):
                 _log.warning("%s: the new owner waits, or reads it again", self._why_unwritten(self._patience))
         except BaseException as error:  # noqa: BLE001 - as above
             self._failed = self._failed or error
-        if given:
-            self._commits.last(self._kafka, given)
-        self._feed.drop(given)
-        self._member.release(given)
-        self._hold(self._paused.difference(given))  # Kafka's client would remember it when they come back
-        for tp in given:
+        if gone:
+            self._commits.last(self._kafka, gone)
+        self._feed.drop(gone)
+        self._member.release(gone)
+        self._hold(self._paused.difference(gone))  # Kafka's client would remember the pause when they come back
+        for tp in gone:
             self._untaken.pop(tp, None)
             self._refused.pop(tp, None)
             self._pairs.pop(tp, None)
             self._excused.pop(tp, None)
-        self._member.forget_doubts(given)
-        kafka.incremental_unassign([_kafkas(tp) for tp in given])
+        self._member.forget_doubts(gone)
+        kafka.incremental_unassign([_kafkas(tp) for tp in gone])
 
     def _hold(self, wanted: set[TopicPartition]) -> None:
-        """Have Kafka's client read these partitions no further, and all others on."""
+        """Pause these partitions in Kafka's client, and resume all others."""
         if new := wanted - self._paused:
             self._kafka.pause([_kafkas(tp) for tp in new])
         if over := self._paused - wanted:
             self._kafka.resume([_kafkas(tp) for tp in over])
         self._paused = wanted
 
-    # What the store says.
-
     def _take(self, wanted: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Take partitions that Kafka has assigned; return where they start: none if that has to be done later."""
+        """Take partitions that Kafka has assigned; return where they start, or nothing to try again later."""
         began = time.monotonic()
         try:
             if pairs := {tp: self._pairs[tp] for tp in wanted if tp in self._pairs}:
-                self._member.write_pairs(pairs)  # how far it was read; taking it tells whether the log still has that
+                self._member.write_pairs(pairs)  # first: taking them tells whether the logs still have what was read
             starts = self._member.assign(wanted).offsets
             if self._feed.has_filters:
                 self._topic_ids |= known_ids(self._member.offsets())
@@ -583,7 +585,7 @@ class Membership:
             now, is_alone = time.monotonic(), len(wanted) == 1
             again = now + max(_SOON, _SHARE * (now - began) if is_alone else 0.0)
             self._untaken |= dict.fromkeys(wanted, again)
-            self._refused |= dict.fromkeys(wanted, is_alone)  # from now on one by one: it may be one alone
+            self._refused |= dict.fromkeys(wanted, is_alone)  # from now on one by one: a single one may be the cause
             self._alone_at = again if is_alone else self._alone_at
             return {}
         self._feed.begin(starts, self._member.terms)
@@ -595,7 +597,10 @@ class Membership:
         return starts
 
     def _take_again(self) -> None:
-        """Take partitions that Kafka still assigns to this member, and that it has not, or that have lost records."""
+        """Take partitions that Kafka assigns to this member, but that it does not have, or that have lost records.
+
+        :raises StaleClaim: the whole fleet was fenced.
+        """
         if self._member.is_lost:
             raise StaleClaim(
                 f"group {self._member.group!r} has been claimed, reset or renamed since",
@@ -604,20 +609,20 @@ class Membership:
             )
         for tp in self._feed.partitions - self._member.terms.keys():
             self._feed.drop([tp])
-            # Not at once: if it was stopped for a while, it hears only now that Kafka has given them to others.
+            # Not at once: a process that was stopped for a while may soon hear that Kafka has given them to others.
             again = max(self._taken_at.get(tp, 0.0) + _AGAIN, time.monotonic() + _HEARD)
             self._untaken.setdefault(tp, again)
         now = time.monotonic()
         due = [tp for tp, at in self._untaken.items() if at <= now]
         apart = [tp for tp in due if tp in self._refused and (not self._refused[tp] or self._alone_at <= now)]
-        # One at a time, and first those that may have been refused because of another one.
+        # One at a time, and first those that may have been refused because of another partition (decision 0091).
         due = sorted(apart, key=lambda tp: (self._refused[tp], self._untaken[tp]))[:1] or [
             tp for tp in due if tp not in self._refused
         ]
         if not due:
             return
         if is_read := self._feed.partitions & {*due}:
-            # What the log no longer has is not to be written. What it has is, though retention may remove it.
+            # Records that a log has lost are not to be written. Others are, even if retention removes them meanwhile.
             self._feed.drop(self._member.find_lost({tp: self._pairs[tp] for tp in is_read if tp in self._pairs}))
             if not self._flush(self._patience):
                 return
@@ -625,10 +630,9 @@ class Membership:
             self._seek(tp, offset)
 
     def _seek(self, tp: TopicPartition, offset: int) -> None:
-        """Have Kafka's client read on there."""
         try:
             self._kafka.seek(_kafkas(tp, offset))
-        except KafkaException:  # it has stopped reading it, since the log had not what came next
+        except KafkaException:  # the client has stopped reading it, since the log did not have what comes next
             try:
                 self._kafka.incremental_unassign([_kafkas(tp)])
                 self._kafka.incremental_assign([_kafkas(tp, offset)])
@@ -637,11 +641,9 @@ class Membership:
                 raised.locate(tp)
                 raise raised from error
 
-    # Deliveries.
-
     def _hand_over(self, polled: Mapping[TopicPartition, Polled]) -> bool:
-        """Have another thread write what was taken; return whether there was anything."""
-        if not polled or self._is_interrupted:  # then it would follow a gap
+        """Have another thread write what was taken; return whether there was anything to write."""
+        if not polled or self._is_interrupted:  # interrupted: it would follow a gap
             return False
         number, self._number = self._number, self._number + 1
         self._writing = meanwhile("offsetstore-delivery", lambda: self._write(number, polled))
@@ -652,8 +654,8 @@ class Membership:
 
         @contextmanager
         def take() -> Generator[Taken | None]:
-            one = single(polled)
-            with self._holding(delivery.ranges, "" if one is None else skipping(self._member, *one)):
+            place = single(polled)
+            with self._holding(delivery.ranges, "" if place is None else skipping(self._member, *place)):
                 yield Taken(delivery)
 
         try:
@@ -664,7 +666,7 @@ class Membership:
 
     @contextmanager
     def _holding(self, ranges: Ranges, skip: str = "") -> Generator[None]:
-        """Have these told whenever they are handled."""
+        """Tell the watch about these ranges whenever they are being handled."""
         before, self._in_hand = self._in_hand, (ranges, skip)
         try:
             yield
@@ -673,9 +675,9 @@ class Membership:
 
     @contextmanager
     def _handling(self) -> Generator[None]:
-        """Tell what is in hand: the user's function may end the process without a word.
+        """Tell the watch what is in hand while the user's function or a writer runs: it may kill the process.
 
-        Nothing is told while the group is paused, or the database is away: who dies then dies of no record.
+        Nothing is told while the group is paused, or the database is away: a process that dies then dies of no record.
         """
         if self._is_handling:
             yield
@@ -690,7 +692,7 @@ class Membership:
 
     @contextmanager
     def _compute_letters(self, letters: Sequence[Letter]) -> Generator[ComputedRecords]:
-        places = [(one.topic_partition, one.offset) for one in letters]
+        places = [(letter.topic_partition, letter.offset) for letter in letters]
         if len(letters) > 1 and has_any(self._watch.suspects(), places):
             raise Halve(PlanOutdated("processes died of one of them"))  # each of them is replayed alone
         skip = discarding(self._member, letters[0]) if len(letters) == 1 else ""
@@ -701,7 +703,7 @@ class Membership:
     def _is_busy(self) -> bool:
         """Whether a delivery is being written.
 
-        :raises Exception: it has failed.
+        :raises Exception: the delivery has failed.
         """
         if self._writing is None or not self._writing.done():
             return self._writing is not None
@@ -709,14 +711,14 @@ class Membership:
         try:
             ended.result()
         finally:
-            del ended  # its error has this frame
+            del ended  # its error refers to this frame
         return False
 
     def _flush(self, seconds: float) -> bool:
         """Write all that was polled, and wait; return whether that was done in time.
 
-        While the group is paused nothing is written, so that is not waited for, unless it is being interrupted. Nor is
-        what is suspect, which is written record by record: it is read again.
+        A paused group's delivery is not waited for, unless it is being interrupted. Suspect records, which are written
+        one by one, are left to be read again.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -752,11 +754,9 @@ class Membership:
             raise _Stopped
 
     def status(self) -> QueryStatus:
-        """See `WatchedQuery`: each poll is a trigger, so health tells a consumer that no longer polls."""
+        """See `WatchedQuery`: each poll is a trigger, so health shows a consumer that no longer polls."""
         is_active = self._polls > 0 and not self._has_ended
         return QueryStatus(is_active=is_active, trigger=self._polls, has_failed=self._failed is not None)
-
-    # See `Source`.
 
     def is_running(self) -> bool:
         """See `Source`."""
@@ -767,22 +767,22 @@ class Membership:
         return isinstance(error, _Stopped)
 
     def typed(self, error: BaseException) -> BaseException:
-        """See `Source`: what the transform has raised is told as it is."""
+        """See `Source`: the transform's own exception is reported as it is."""
         return (error.__cause__ or error) if isinstance(error, TransformRaised) else error
 
 
 def _milliseconds(kafka: Mapping[str, Any]) -> float:
-    given = kafka.get("max.poll.interval.ms", _LONGEST)
+    interval = kafka.get("max.poll.interval.ms", _LONGEST)
     try:
-        return float(given)
+        return float(interval)
     except (TypeError, ValueError):
         raise ConfigurationError(
-            "max.poll.interval.ms in kafka= is no number", found=repr(given), expected="milliseconds"
+            "max.poll.interval.ms in kafka= is no number", found=repr(interval), expected="milliseconds"
         ) from None
 
 
 def _metadata(member: Member, tp: TopicPartition, term: Term) -> object:
-    """A partition's metadata as its term began, also if the member has lost it since."""
+    """A partition's metadata when its term began, also if the member has lost the partition since."""
     return load(member.formats, tp, term.metadata)
 
 

@@ -34,10 +34,10 @@ _EMPTY: Final = Payload(None, None, None, None, None)
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """What the records of one partition cover, as the assignment gave them.
+    """The records of one partition, in the order of the log, and the range that they cover.
 
-    :param range: ends where Kafka's client is, beyond the last record if there are control records, or records of
-        transactions that were aborted.
+    :param range: ends where Kafka's client is: beyond the last record if control records, or records of aborted
+        transactions, come after it.
     :param term: in which they were polled.
     """
 
@@ -48,7 +48,7 @@ class Polled:
 
 @dataclass(frozen=True, slots=True)
 class PolledRecords:
-    """See `Delivery`. What the claim no longer has, or has anew, is not in it: the rest is planned again.
+    """See `Delivery`. Partitions that the claim has lost since, even if it has them again, are no longer part of it.
 
     :param pause: sleeps, and raises if the consumer is being stopped.
     """
@@ -64,21 +64,21 @@ class PolledRecords:
         """See `Delivery`."""
         terms = self.claim.terms
         polled = sorted(self.polled.items())
-        return {tp: one.range for tp, one in polled if terms.get(tp) is one.term and one.range.size}
+        return {tp: part.range for tp, part in polled if terms.get(tp) is part.term and part.range.size}
 
     @property
     def terms(self) -> Terms:
         """See `Delivery`."""
-        return {tp: one.term for tp, one in self.polled.items()}
+        return {tp: part.term for tp, part in self.polled.items()}
 
     def records(self, part: Ranges, without: Collection[Coordinates] = ()) -> list[ConsumedRecord]:
-        """The records of some ranges, except some, in order."""
-        found: list[ConsumedRecord] = []
+        """The records of these ranges, in order, without those at some coordinates."""
+        chosen: list[ConsumedRecord] = []
         for tp, range_ in sorted(part.items()):
             records = self.polled[tp].records
             begin, end = (bisect_left(records, at, key=_offset) for at in (range_.from_, range_.until))
-            found += records[begin:end]
-        return [one for one in found if one.coordinates not in without] if without else found
+            chosen += records[begin:end]
+        return [record for record in chosen if record.coordinates not in without] if without else chosen
 
     def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> dict[str, ArrowRows]:
         """See `Delivery`.
@@ -118,16 +118,16 @@ class PolledRecords:
         return error.failed() if isinstance(error, TransformRaised) else None
 
     def unreadable(self) -> str | None:
-        """See `Delivery`: they have been read."""
+        """See `Delivery`: the records are in memory."""
         return None
 
     def headers(self, limit: int) -> list[Headers]:
         """See `Delivery`."""
-        listed = chain.from_iterable(one.records for one in self.polled.values())
-        return [one.payload.headers or () for one in islice(listed, limit)]
+        listed = chain.from_iterable(part.records for part in self.polled.values())
+        return [record.payload.headers or () for record in islice(listed, limit)]
 
     def repeats(self) -> bool:
-        """See `Delivery`: a function may do anything, so it is called twice, and what it makes is compared."""
+        """See `Delivery`: the transform is called twice, and its rows are compared."""
         return Computation(self.claim, self.outputs, lambda: self.sleep(0)).repeats(self.records(self.ranges))
 
 
@@ -137,7 +137,7 @@ def _offset(record: ConsumedRecord) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedRecords(ComputedPart):
-    """See `CarefulPart`: each record is computed alone, so its rows are known whatever columns they keep."""
+    """See `CarefulPart`: each record is computed alone, so its rows are known even without coordinates."""
 
     records: Sequence[ConsumedRecord]
 
@@ -152,8 +152,8 @@ class ComputedRecords(ComputedPart):
         failed: Mapping[int, FunctionFailed] = MappingProxyType({}),
         failing: Callable[[Sequence[int]], Mapping[int, FunctionFailed]] = lambda _: {},
     ) -> ComputedRecords:
-        """Make it of records that were computed, numbered in their order."""
-        keys = {n: digest(one.topic_partition, one.payload.key) for n, one in enumerate(records)}
+        """Make one of computed records, which are numbered in their order."""
+        keys = {n: digest(record.topic_partition, record.payload.key) for n, record in enumerate(records)}
         return cls(
             numbers=range(len(records)),
             keys={n: key for n, key in keys.items() if key is not None},
@@ -176,9 +176,9 @@ class ComputedRecords(ComputedPart):
 
 
 class Computation:
-    """Computes the rows of records, each alone, so that they are known whatever columns the transform keeps.
+    """Computes the rows of each record alone, so that the transform need not keep coordinates (decision 0091).
 
-    :param check: called before each try; what it raises passes.
+    :param check: called before each try; its exceptions pass.
     """
 
     def __init__(self, claim: Claim, outputs: ConsumerOutputs, check: Callable[[], None] = lambda: None) -> None:
@@ -191,35 +191,37 @@ class Computation:
     ) -> ComputedRecords:
         """Compute the rows of all records that can be computed.
 
-        :param known: records that have failed just now.
-        :raises TooManyFailed: no record of many can be computed.
+        :param known: records that have just failed, which are not tried again.
+        :raises TooManyFailed: there are many records, and none can be computed.
         """
-        failed = {n: known[one.coordinates] for n, one in enumerate(records) if known and one.coordinates in known}
+        failed = {
+            n: known[record.coordinates] for n, record in enumerate(records) if known and record.coordinates in known
+        }
         others = [n for n in range(len(records)) if n not in failed]
         with self._outputs.handling():  # once for all calls: each would tell of all partitions
             failed |= {others[at]: error for at, error in self._failing([records[n] for n in others]).items()}
             return self._one_by_one(records, failed)
 
     def repeats(self, records: Sequence[ConsumedRecord]) -> bool:
-        """Whether the same records can't be computed twice, and the same rows are made twice of the others.
-
-        If that takes long, many can't be computed, and no single one is to blame.
-        """
+        """Whether two tries fail for the same records, and make the same rows of the others."""
+        # With a time limit: if the search takes long, many records fail, and no single one is at fault.
         try:
             with self._outputs.handling():
                 failing, again = (self._failing(records, seconds=_PATIENCE).keys() for _ in range(2))
-                good = [one for n, one in enumerate(records) if n not in failing]
+                good = [record for n, record in enumerate(records) if n not in failing]
                 rows, others = (self._outputs.made(self._claim, good) for _ in range(2))
-        except Exception as error:  # noqa: BLE001 - nothing is shown; what ends the search is met by its next look
+        except Exception as error:  # noqa: BLE001 - not shown; the search meets it again at its next look
             without_frames(error)
             return False
-        return failing == again and rows.keys() == others.keys() and all(rows[one].equals(others[one]) for one in rows)
+        return (
+            failing == again and rows.keys() == others.keys() and all(rows[name].equals(others[name]) for name in rows)
+        )
 
     def _failing(self, records: Sequence[ConsumedRecord], seconds: float = math.inf) -> dict[int, FunctionFailed]:
-        """Those that can't be computed, by their places.
+        """The errors of the records that can't be computed, by their places.
 
-        :raises TooManyFailed: none of many can be.
-        :raises TimeIsUp: not all were found in so many seconds.
+        :raises TooManyFailed: there are many records, and none can be computed.
+        :raises TimeIsUp: not all were found in ``seconds``.
         """
 
         def try_(begin: int, end: int) -> FunctionFailed | int:
@@ -230,7 +232,7 @@ class Computation:
         return find_failing(len(records), try_, seconds=seconds, check=self._check)
 
     def tried(self, records: Sequence[ConsumedRecord]) -> FunctionFailed | int:
-        """Compute these together, and forget their rows; return how many there are, or why there are none."""
+        """Compute these records together, and forget their rows; return the number of rows, or why it failed."""
         self._check()
         try:
             return sum(rows.num_rows for rows, reject in self._made(records).values() if reject is None)
@@ -257,11 +259,12 @@ class Computation:
                 batches[name].append(rows)
             for name, first in firsts.items():
                 first.append(first[-1] + (made[name][0].num_rows if made else 0))
+        # Without a batch there would be no columns.
         if not any(batches.values()):
             batches = {name: [rows] for name, rows in self._of_none().items()}
         by_record: dict[str, RowsByRecord] = {}
-        for name, found in batches.items():
-            by_record[name] = RowsByRecord(outputs.writers[name], _joined(found), firsts[name], outputs.handling)
+        for name, parts in batches.items():
+            by_record[name] = RowsByRecord(outputs.writers[name], _joined(parts), firsts[name], outputs.handling)
 
         def failing(numbers: Sequence[int]) -> dict[int, FunctionFailed]:
             with outputs.handling():
@@ -271,7 +274,7 @@ class Computation:
         return ComputedRecords.of(records, outputs, by_record, rejected=rejected, failed=failed, failing=failing)
 
     def _of_none(self) -> dict[str, pa.RecordBatch]:
-        """The rows of no records, which have the columns.
+        """The batches, with columns but no rows, that the transform makes of no records.
 
         :raises FunctionFailed: the transform can't make them.
         """
@@ -286,10 +289,11 @@ class Computation:
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    """The rows of single records. Where the transform leaves a type to Arrow, theirs differ: a NULL alone has none.
+    """Join the rows of single records.
 
-    :raises ColumnMismatch: the columns differ, or a value would not stay what it is.
+    :raises ColumnMismatch: the columns differ, or a value would change.
     """
+    # Where the transform leaves types to Arrow, batches differ: a NULL alone has no type. Hence "permissive".
     tables = [pa.Table.from_batches([batch]) for batch in batches]
     tables = [table for table in tables if table.num_rows or table.schema.names] or tables[:1]
     kinds = {str(table.schema): table.schema for table in tables}.values()
@@ -303,11 +307,11 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.Table:
 
 
 def _stays(kind: pa.Schema, joined: pa.Schema) -> bool:
-    """Whether the columns are all there, and no value has lost digits: Arrow checks integers, and no decimals."""
+    """Whether all columns are there, and no value has lost digits: Arrow checks that for integers, not for decimals."""
     if {*kind.names} != {*joined.names}:
         return False
     schema: Any = joined
-    types: list[tuple[Any, Any]] = [(one.type, schema.field(one.name).type) for one in cast("Any", kind)]
+    types: list[tuple[Any, Any]] = [(column.type, schema.field(column.name).type) for column in cast("Any", kind)]
     return not any(
         _types.is_floating(after) if _types.is_decimal(before) else _types.is_float32(before) and before != after
         for before, after in types
@@ -323,5 +327,4 @@ def _incompatible(kinds: Iterable[pa.Schema]) -> ColumnMismatch:
 
 
 def records_of(letters: Sequence[Letter]) -> list[ConsumedRecord]:
-    """The records of letters, in their order."""
-    return [ConsumedRecord(one.topic_partition, one.offset, one.payload or _EMPTY) for one in letters]
+    return [ConsumedRecord(letter.topic_partition, letter.offset, letter.payload or _EMPTY) for letter in letters]

@@ -1,8 +1,8 @@
 """Filters: which of the polled records are delivered, and when.
 
-They are asked in order, each about what the one before has kept. What a filter drops is never delivered, and the stored
-offset passes it with what is delivered next. What it defers stays in memory, its partition is paused in Kafka's client,
-and nothing that comes after it is delivered before.
+They are asked in order, each about the records that the filter before it has kept. What a filter drops is never
+delivered, and the next delivery moves the stored offset past it. What a filter defers stays in memory; its partition is
+paused in Kafka's client, and none of its later records is delivered before.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from offsetstore.text import at_line
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """When a filter is asked, and about which partition.
+    """The partition that a filter is asked about, and the time.
 
-    :param now: the time in seconds since 1970.
+    :param now: seconds since 1970.
     """
 
     topic_partition: TopicPartition
@@ -37,7 +37,7 @@ class Context:
 
     @property
     def metadata(self) -> object:
-        """What was stored with the partition's offset when this process took the partition, ``None`` for nothing."""
+        """The metadata stored with the offset when this process took the partition; ``None`` if there was none."""
         return self._metadata()
 
 
@@ -45,11 +45,10 @@ class Context:
 class Kept:
     """What a filter decides.
 
-    :param prefix: of how many of the records it was given, from the first: these go on, but for those that are dropped.
-        It is asked again about the others, which hold back their partition: none that come later are polled until
-        they have gone on.
-    :param dropped: the offsets of those among them that are dropped.
-    :param wait: seconds before it is asked again; for less than 0.1 s as soon as it can be.
+    :param prefix: how many records, from the first, are decided: they go on, except the dropped ones. The filter is
+        asked again about the others; until these go on, no later records of their partition are polled.
+    :param dropped: the offsets of decided records that are dropped.
+    :param wait: seconds before the filter is asked again; below 0.1 s, as soon as possible.
     """
 
     prefix: int
@@ -58,19 +57,19 @@ class Kept:
 
 
 class Filter(Protocol):
-    """Decides about records that were polled. The polling thread calls it: it must neither block nor take long."""
+    """Decides about polled records. The polling thread calls it, so it must neither block nor take long."""
 
     def apply(self, records: Sequence[Record], context: Context, /) -> Kept:
         """Decide about records of one partition, in order; there is at least one.
 
-        After another process has taken the partition, it may be asked again about records that were not stored. An
+        If the partition moves to another process, filters there are asked again about records that were not stored. An
         exception ends the consumer.
         """
         ...
 
 
 class Throttle:
-    """Lets at most so many records through in any period of so many seconds, in all partitions of this process.
+    """Lets at most ``limit`` records through in any ``per`` seconds, counted over all partitions of this process.
 
     :param limit: records.
     :param per: the period, in seconds.
@@ -97,9 +96,9 @@ class Throttle:
 
 
 class Delay:
-    """Defers each record until so many seconds after its timestamp. One without a timestamp is not deferred.
+    """Defers each record until ``seconds`` after its timestamp. A record without a timestamp is not deferred.
 
-    Records keep their order, so one with a timestamp that lies ahead holds up its partition until then.
+    Records keep their order, so a record with a timestamp in the future holds up its partition until then.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -108,14 +107,17 @@ class Delay:
 
     def apply(self, records: Sequence[Record], context: Context) -> Kept:
         """See `Filter`."""
-        for prefix, one in enumerate(records):
-            if one.timestamp_ms is not None and (wait := one.timestamp_ms / 1000 + self.seconds - context.now) > 0:
+        for prefix, record in enumerate(records):
+            if (
+                record.timestamp_ms is not None
+                and (wait := record.timestamp_ms / 1000 + self.seconds - context.now) > 0
+            ):
                 return Kept(prefix, wait=wait)
         return Kept(len(records))
 
 
 class Expire:
-    """Drops records whose timestamp is more than so many seconds ago; those without a timestamp stay."""
+    """Drops records whose timestamp is more than ``seconds`` ago; records without a timestamp stay."""
 
     def __init__(self, seconds: float) -> None:
         check_seconds("seconds", seconds)
@@ -125,12 +127,13 @@ class Expire:
         """See `Filter`."""
         last = (context.now - self.seconds) * 1000
         return Kept(
-            len(records), [one.offset for one in records if one.timestamp_ms is not None and one.timestamp_ms < last]
+            len(records),
+            [record.offset for record in records if record.timestamp_ms is not None and record.timestamp_ms < last],
         )
 
 
 class SkipIf:
-    """Drops the records for which a function of the record returns what is true."""
+    """Drops the records for which ``predicate`` returns a true value."""
 
     def __init__(self, predicate: Callable[[Record], object]) -> None:
         if not callable(predicate):
@@ -141,19 +144,20 @@ class SkipIf:
     def apply(self, records: Sequence[Record], context: Context) -> Kept:  # noqa: ARG002 - the Filter's
         """See `Filter`."""
         dropped: list[int] = []
-        for number, one in enumerate(records):
+        for number, record in enumerate(records):
             try:
-                is_dropped = call(self.predicate, one)
+                is_dropped = call(self.predicate, record)
             except Exception as error:
+                # The record is at fault if the predicate takes another one: before it, after it, or some time ago.
                 takes_others = not tells_of_outage(error) and (
                     number > 0
                     or any(map(self._takes, records[1:_TRIALS]))
                     or (self._has_decided and len(records) == 1)  # as is usual on a quiet topic
                 )
-                raise _PredicateRaised(one.offset, is_of_record=takes_others) from error
+                raise _PredicateRaised(record.offset, is_of_record=takes_others) from error
             self._has_decided = True
             if is_dropped:
-                dropped.append(one.offset)
+                dropped.append(record.offset)
         return Kept(len(records), dropped)
 
     def _takes(self, record: Record) -> bool:
@@ -165,7 +169,7 @@ class SkipIf:
 
 
 class _PredicateRaised(Exception):
-    """The function of `SkipIf` has raised the cause, for the record with this offset."""
+    """`SkipIf.predicate` has raised the cause, for the record with this offset."""
 
     def __init__(self, offset: int, *, is_of_record: bool) -> None:
         super().__init__(offset)
@@ -176,29 +180,29 @@ class _PredicateRaised(Exception):
 def check_filters(filters: Sequence[Filter]) -> tuple[Filter, ...]:
     """Return the filters.
 
-    :raises ConfigurationError: one of them is none.
+    :raises ConfigurationError: an element is not a filter.
     """
-    for one in filters:
-        if isinstance(one, type) or not callable(getattr(cast("object", one), "apply", None)):
+    for filter_ in filters:
+        if isinstance(filter_, type) or not callable(getattr(cast("object", filter_), "apply", None)):
             raise ConfigurationError(
                 "filters must have a method apply",
-                found=repr(one),
+                found=repr(filter_),
                 expected="Throttle(1000), Delay(60), Expire(3600), SkipIf(predicate), or a Filter of your own",
             )
     return tuple(filters)
 
 
 _Pair = tuple[PolledRecord, Record]
-_TRIALS: Final = 10  # records for which a predicate is called, to tell whether it fails for each
+_TRIALS: Final = 10  # records for which a predicate is called, to find out whether it fails for all
 _NEVER: Final = -math.inf
-_FAR: Final = 60.0  # seconds: clocks differ, and a wait that is this much longer than a filter's own is no surprise
-_FAR_OF_OTHERS: Final = 600.0  # of a filter whose own seconds are not known
+_FAR: Final = 60.0  # seconds: clocks differ, so a wait that is this much longer than a filter's own is no surprise
+_FAR_OF_OTHERS: Final = 600.0  # for a filter whose own seconds are not known
 
 
 class Pending:
-    """The records of one partition that are not decided about, each with the filter that is asked next.
+    """The undecided records of one partition, each with the filter that is asked next.
 
-    :param dropped: counts what filters drop, by the names of their classes.
+    :param dropped: counts what filters drop, by their class names.
     """
 
     def __init__(self, filters: Sequence[Filter], dropped: Counter[str]) -> None:
@@ -218,13 +222,13 @@ class Pending:
 
     @property
     def first(self) -> int | None:
-        """The offset of the first that is not decided about."""
+        """The offset of the first undecided record."""
         pairs = next((waiting for waiting in (*reversed(self._waiting), self._new) if waiting), None)
         return None if pairs is None else pairs[0][0].offset
 
     @property
     def held(self) -> HeldRecord | None:
-        """The first of them, if its filter defers it for far longer than the filter's own seconds."""
+        """The first undecided record, if its filter defers it for far longer than the filter's own seconds."""
         for number in reversed(range(len(self._filters))):
             if waiting := self._waiting[number]:
                 until, is_far = self._until[number]
@@ -234,15 +238,14 @@ class Pending:
     def decide(
         self, context: Context, clock: float, *, rows: int, size: int
     ) -> tuple[list[PolledRecord], list[PolledRecord], int | None]:
-        """Ask the filters about what waits; return what goes on, what is dropped, and where to read again.
-
-        They are asked about new records in parts of at most ``rows`` and ``size`` bytes, or one record. Once one is
-        deferred, the new ones that no filter was asked about are forgotten, to be read again: so what waits is bounded,
-        and no filter, which may count what it decides about, decides about a record twice.
+        """Ask the filters about what waits; return the records that go on, the dropped ones, and where to read again.
 
         :param clock: monotonic, in seconds.
-        :raises SinkError: a filter has failed, or has decided about what it was not given.
+        :param rows: how many new records filters are asked about at a time; ``size``: how many bytes of them.
+        :raises SinkError: a filter has failed, or its decision does not fit the records.
         """
+        # In parts, so that what waits is bounded: once a record is deferred, new ones that no filter was asked about
+        # are forgotten, to be read again. No filter decides about a record twice, since it may count (decision 0092).
         passed, dropped = list[PolledRecord](), list[PolledRecord]()
         new, self._new = self._new, []
         begin = 0
@@ -262,26 +265,26 @@ class Pending:
         passed: list[PolledRecord],
         dropped: list[PolledRecord],
     ) -> None:
-        for number, one in enumerate(self._filters):
+        for number, filter_ in enumerate(self._filters):
             waiting = self._waiting[number]
             waiting += given
             given = []
             if not waiting or clock < self._ask_at[number]:
                 continue
-            kept = _asked(one, [record for _, record in waiting], context)
+            kept = _asked(filter_, [record for _, record in waiting], context)
             self._ask_at[number] = clock + kept.wait
-            self._until[number] = context.now + kept.wait, kept.wait > _far(one)
+            self._until[number] = context.now + kept.wait, kept.wait > _far(filter_)
             decided, self._waiting[number] = waiting[: kept.prefix], waiting[kept.prefix :]
             gone = {*kept.dropped}
             given = [pair for pair in decided if pair[0].offset not in gone]
             dropped += [record for record, _ in decided if record.offset in gone]
             if gone:
-                self._dropped[type(one).__name__] += len(gone)
+                self._dropped[type(filter_).__name__] += len(gone)
         passed += [record for record, _ in given]
 
 
 def _fitting(pairs: Sequence[_Pair], begin: int, rows: int, size: int) -> int:
-    """Where the part ends that begins there."""
+    """The end of the part that begins at ``begin``; it has at least one pair."""
     end = begin
     while end < len(pairs) and end - begin < rows and (size > 0 or end == begin):
         size -= size_of(pairs[end][0])
@@ -290,7 +293,7 @@ def _fitting(pairs: Sequence[_Pair], begin: int, rows: int, size: int) -> int:
 
 
 def _far(filter_: Filter) -> float:
-    """Seconds: a longer wait is told."""
+    """The wait, in seconds, above which people are told (decision 0092)."""
     match filter_:
         case Delay():
             return filter_.seconds + _FAR
@@ -315,7 +318,7 @@ def _asked(filter_: Filter, records: Sequence[Record], context: Context) -> Kept
         what = type(kept).__name__
     elif not 0 <= kept.prefix <= len(records):
         what = f"prefix={kept.prefix} of {len(records)}"
-    elif not {*kept.dropped} <= {one.offset for one in records[: kept.prefix]}:
+    elif not {*kept.dropped} <= {record.offset for record in records[: kept.prefix]}:
         what = "dropped offsets that are none of the prefix's records"
     elif not 0.0 <= kept.wait < math.inf:
         what = f"wait={kept.wait}"

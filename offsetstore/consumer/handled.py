@@ -1,4 +1,4 @@
-"""A `Handler` as the transform: each delivery is a window of its own, whose records are called once."""
+"""A `Handler` as the transform: each delivery is a window, and the handler is called once for each of its records."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from offsetstore.store.claim import Claim
 from offsetstore.writers.arrow.batches import KAFKA
 
 _ENOUGH: Final = 256
-"""Records that are handed over at a time, and outcomes that are waited for."""
+"""How many records are handed over at a time, and how many outcomes are waited for."""
 _LOOK: Final = 0.5
 """Seconds between two looks at whether the calls are still wanted."""
 
 _TELL: Final = 5.0
-"""Seconds after which observers are told of further calls: a window may take long, and is no less alive for it."""
+"""Seconds after which observers are told of further calls: a window that takes long is still alive."""
 
 
 @dataclass(slots=True)
 class _HandledRecords:
     """What the handler has made of a delivery's records, which are numbered in their order.
 
-    :param numbers: of those that were called.
-    :param failed: why some have no rows, by number.
+    :param numbers: of the records that were called.
+    :param failed: why some records have no rows, by number.
     """
 
     numbers: Mapping[Coordinates, int] = field(default_factory=dict[Coordinates, int])
@@ -63,7 +63,7 @@ class _HandledRecords:
 
 @dataclass(frozen=True, slots=True)
 class HandledRecords(PolledRecords):
-    """See `PolledRecords`. What has become of each record is kept, so no plan and no search calls it again.
+    """See `PolledRecords`. Each record's outcome is kept, so no plan and no search calls it again (decision 0092).
 
     :param topic_ids: see `topic_ids_of`.
     """
@@ -81,7 +81,7 @@ class HandledRecords(PolledRecords):
         for number in numbers:
             if (why := self._kept.failed.get(number)) is not None:
                 raise handler_failed(why)
-        return {name: one.rows_of(numbers) for name, one in self._kept.outputs.items()}
+        return {name: rows.rows_of(numbers) for name, rows in self._kept.outputs.items()}
 
     @contextmanager
     def careful(
@@ -95,12 +95,12 @@ class HandledRecords(PolledRecords):
         """See `Delivery`."""
         records = self.records(part)
         numbers = self._numbers(records)
-        outputs, failed = {name: one.of(numbers) for name, one in self._kept.outputs.items()}, self._kept.failed
+        outputs, failed = {name: rows.of(numbers) for name, rows in self._kept.outputs.items()}, self._kept.failed
         rejected = {at: failed[number] for at, number in enumerate(numbers) if number in failed}
         yield ComputedRecords.of(records, self.outputs, outputs, rejected=rejected)
 
     def repeats(self) -> bool:
-        """See `Delivery`: a call has effects, so none is made to find that out."""
+        """See `Delivery`: calls have effects, so none is made to find out."""
         return False
 
     def failed(self, error: Exception) -> FunctionFailed | None:
@@ -108,19 +108,19 @@ class HandledRecords(PolledRecords):
         return error.failed if isinstance(error, HandlerFailed) else None
 
     def _numbers(self, records: Sequence[ConsumedRecord]) -> list[int]:
-        """The numbers of these records, after all of them were called.
+        """Return the numbers of these records, once all of them were called.
 
-        :raises PlanOutdated: a partition, or the group, was lost before that.
+        :raises PlanOutdated: a partition or the group was lost before that.
         """
         kept = self._kept
-        if not kept.outputs or not all(one.coordinates in kept.numbers for one in records):
+        if not kept.outputs or not all(record.coordinates in kept.numbers for record in records):
             ids = topic_ids_of(self.claim, self.topic_ids, records)
-            given = [(one, ids.get(one.topic_partition.topic, "")) for one in records]
+            given = [(record, ids.get(record.topic_partition.topic, "")) for record in records]
             kept.outputs, kept.failed, lost = handled(self.outputs, self.claim, given, self._is_wanted)
-            kept.numbers = {one.coordinates: n for n, one in enumerate(records) if n not in lost}
+            kept.numbers = {record.coordinates: n for n, record in enumerate(records) if n not in lost}
             if lost:
                 raise PlanOutdated("a partition was lost while its records were handled")
-        return [kept.numbers[one.coordinates] for one in records]
+        return [kept.numbers[record.coordinates] for record in records]
 
     def _is_wanted(self, tp: TopicPartition) -> bool:
         """Whether records of a partition are still to be called."""
@@ -128,8 +128,8 @@ class HandledRecords(PolledRecords):
 
 
 def topic_ids_of(claim: Claim, known: dict[str, str], records: Sequence[ConsumedRecord]) -> Mapping[str, str]:
-    """Kafka's ids of the records' topics, for `ConsumedRecord.id`; ``known`` has those that were asked for before."""
-    topics = {one.topic_partition.topic for one in records}
+    """Kafka's ids of the records' topics, for `offsetstore.Record.id`; ``known`` keeps those that were read before."""
+    topics = {record.topic_partition.topic for record in records}
     if not topics <= known.keys():
         known |= {**dict.fromkeys(topics, ""), **known_ids(claim.offsets())}
     return known
@@ -144,10 +144,10 @@ def handled(
     """Call the handler for each record.
 
     :param records: with the ids of their topics.
-    :param is_wanted: asked before each call; other threads ask, too.
-    :return: the rows of each output; why some records have none, by their numbers; and those that were not called, as
-        they were not wanted any more.
-    :raises HandlerStuck: no call can be made any more.
+    :param is_wanted: asked before each call, also from other threads.
+    :return: the rows of each output; why some records have none, by their numbers; and the numbers of records that were
+        no longer wanted, and so not called.
+    :raises HandlerStuck: no more calls can be made.
     :raises SinkError: a service is down.
     :raises ProtocolMisuse: the claim was closed meanwhile.
     :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget, ConfigurationError: see `CheckedOutputs.check_tables`.
@@ -155,9 +155,10 @@ def handled(
     assert outputs.handler is not None
     coordinates = cast("Any", outputs.given([])).schema.field(KAFKA)
     outputs.check_tables(
-        claim, {name: pa.schema([*cast("Any", columns_of(one)), coordinates]) for name, one in outputs.schemas.items()}
+        claim,
+        {name: pa.schema([*cast("Any", columns_of(schema)), coordinates]) for name, schema in outputs.schemas.items()},
     )
-    found, at, unwanted = dict[int, CallOutcome](), dict[int, int](), set[int]()
+    outcomes, at, unwanted = dict[int, CallOutcome](), dict[int, int](), set[int]()
 
     def may_call(record: handling.Record) -> None:
         number = at[id(record)]
@@ -185,23 +186,25 @@ def handled(
             while True:
                 if time.monotonic() - told_at >= _TELL:
                     tell()
-                while handling_.has_room and (some := [as_given(*one) for one in islice(given, _ENOUGH)]):
-                    at.update((id(one), fed + number) for number, one in enumerate(some))
+                while handling_.has_room and (some := [as_given(*pair) for pair in islice(given, _ENOUGH)]):
+                    at.update((id(record), fed + number) for number, record in enumerate(some))
                     fed += len(some)
                     handling_.feed(some)
                 if not handling_.outstanding:
                     break
                 claim.require_open()
-                found.update((at.pop(id(one.record)), one) for one in _finished(handling_))
+                outcomes.update((at.pop(id(outcome.record)), outcome) for outcome in _finished(handling_))
         finally:
             tell()
     with outputs.handling():
-        by_record, failed = _as_rows(outputs, [one for one, _ in records], [found[n] for n in range(len(records))])
+        by_record, failed = _as_rows(
+            outputs, [record for record, _ in records], [outcomes[n] for n in range(len(records))]
+        )
     return by_record, failed, unwanted
 
 
 def _guarded(handler: Handler, may_call: Callable[[handling.Record], None]) -> Handler:
-    """The handler, with a function that is called first: records may have waited for long by then."""
+    """The handler with a check before each call: by then, a record may have waited for long."""
     fn = handler.fn
 
     def call(record: handling.Record) -> Any:
@@ -216,7 +219,7 @@ def _guarded(handler: Handler, may_call: Callable[[handling.Record], None]) -> H
 
 
 def _finished(handling_: Handling) -> Sequence[CallOutcome]:
-    """Wait for outcomes, not for long.
+    """Wait briefly for outcomes.
 
     :raises SinkError: no more records can be handled.
     """
@@ -246,9 +249,9 @@ def _as_rows(
             table = table.append_column(KAFKA, places.take(pa.array(of_rows, pa.int64())))
         by_record[name] = RowsByRecord(outputs.writers[name], table, first, outputs.handling)
     failed: dict[int, Rejected] = {}
-    for number, one in enumerate(outcomes):
-        if (why := one.error) is not None:
-            failed[number] = reject_of(as_failed(why, one.attempts))
+    for number, outcome in enumerate(outcomes):
+        if (why := outcome.error) is not None:
+            failed[number] = reject_of(as_failed(why, outcome.attempts))
     return by_record, failed
 
 
@@ -258,8 +261,8 @@ def computed_letters(
 ) -> Generator[ComputedRecords]:
     """Compute the rows of letters' records; see `ComputeLetters`.
 
-    :param is_running: whether the consumer runs: what waits for a replay waits no longer than for one call.
-    :raises PlanOutdated: it is being stopped, or has lost a partition: the replay is left for later.
+    :param is_running: whether the consumer runs, asked before each call: a stop waits for one call, not for a replay.
+    :raises PlanOutdated: the consumer is being stopped, or has lost a partition: the replay is left for later.
     """
     records, terms = records_of(letters), claim.terms
 

@@ -33,14 +33,14 @@ _types: Any = pa.types  # its stubs leave the types of fields open
 
 
 class TransformRaised(Exception):
-    """The transform has raised its cause, for so many records."""
+    """The transform has raised the cause, for a batch of ``records`` records."""
 
     def __init__(self, records: int) -> None:
         super().__init__(records)
         self.records = records
 
     def failed(self) -> FunctionFailed | None:
-        """Our error for it, ``None`` if no record is to blame."""
+        """Our error for it; ``None`` for an outage, for which no record is at fault."""
         cause = as_raised(self.__cause__ or self)
         if tells_of_outage(cause):
             return None
@@ -59,12 +59,12 @@ class TransformRaised(Exception):
 class ConsumerOutputs(CheckedOutputs):
     """The transform and its writers; see `CheckedOutputs`.
 
-    With a `Handler` in place of the transform, ``schemas`` are those of its rows. ``handling`` is entered while it, the
-    transform or a writer runs, again by what is called meanwhile.
+    With a `Handler` in place of the transform, ``schemas`` are those of its rows. ``handling`` is entered while the
+    handler, the transform or a writer runs; calls within these enter it again.
 
     :param propagate: the names of the headers that follow a record, into a handler's calls and to writers that take
         them.
-    :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function, or its schema is none.
+    :raises ConfigurationError: ``into`` has no writer, ``transform`` is not a function, or its schema is invalid.
     """
 
     def __init__(
@@ -86,30 +86,30 @@ class ConsumerOutputs(CheckedOutputs):
         self.handling: WhileHandling = nullcontext
 
     def given(self, records: Sequence[ConsumedRecord]) -> pa.RecordBatch:
-        """What the transform takes: the records with their coordinates."""
+        """What the transform gets: the records with their coordinates."""
         return batch_of(records, self.names)
 
     def made(self, claim: Claim, records: Sequence[ConsumedRecord]) -> dict[str, pa.RecordBatch]:
-        """Call the transform with records, and check what it returns. Rejected rows are still in it.
+        """Call the transform with records, and check what it returns. Rejected rows stay in the result.
 
         :raises TransformRaised: it has raised an error.
         :raises SinkError: the names are not the writers', or a value is not a record batch.
         :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget: the rows don't fit the tables.
         """
         with self.handling():
-            given = self.given(records)
+            batch = self.given(records)
             try:
-                result = call(self._transform, given)
+                result = call(self._transform, batch)
             except Exception as error:
                 raise TransformRaised(len(records)) from error
         made = self.by_name(result, pa.RecordBatch)
-        filled = {name: one for name, one in made.items() if one.num_rows or one.schema.names}
-        self.check_tables(claim, {name: without_reject(one.schema) for name, one in filled.items()})
+        filled = {name: rows for name, rows in made.items() if rows.num_rows or rows.schema.names}
+        self.check_tables(claim, {name: without_reject(rows.schema) for name, rows in filled.items()})
         return made
 
 
 def without_reject(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of what is written.
+    """Return the schema that is written.
 
     :raises ColumnMismatch: ``_reject`` is neither of strings nor of structs of a code and a reason.
     """
@@ -126,11 +126,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Rejected | None]:
-    """Return the rows of one or several records without ``_reject``, and the first reason that is in it."""
+    """Return the rows without the column ``_reject``, and the first reason in it, if there is one."""
     if REJECT not in rows.schema.names:
         return rows, None
     column = cast("Any", rows).column(REJECT)
-    for given in shown(column.drop_null()):
-        if isinstance(given, str) or any(one is not None for one in given.values()):
-            return rows.drop_columns([REJECT]), reject_of(given)
+    for reject in shown(column.drop_null()):
+        # In a good row, a struct's code and reason are both NULL.
+        if isinstance(reject, str) or any(value is not None for value in reject.values()):
+            return rows.drop_columns([REJECT]), reject_of(reject)
     return rows.drop_columns([REJECT]), None

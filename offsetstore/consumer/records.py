@@ -1,4 +1,4 @@
-"""Kafka's records as Arrow, with the columns of Spark's Kafka source, and ``_kafka`` with each one's coordinates."""
+"""Kafka's records as Arrow, with the columns of Spark's Kafka source, and ``_kafka`` with each record's coordinates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMNS: Final = pa.schema([
     ("timestampType", pa.int32()),
     ("headers", _HEADERS),
 ])  # fmt: skip
-"""Kafka's own columns. A record without headers has NULL, and one without a timestamp too."""
+"""Kafka's own columns. Missing headers and a missing timestamp are NULL."""
 
 
 _undecodable: set[TopicPartition] = set()  # told once
@@ -57,33 +57,32 @@ class ConsumedRecord(NamedTuple):
 
     @property
     def coordinates(self) -> Coordinates:
-        """Its partition and offset."""
         return self.topic_partition, self.offset
 
 
 def size_of(record: ConsumedRecord) -> int:
-    """Bytes of its key, value and headers."""
+    """Bytes of the key, value and headers."""
     payload = record.payload
     size = len(payload.key or b"") + len(payload.value or b"")
     return size + sum(len(name) + len(value or b"") for name, value in payload.headers) if payload.headers else size
 
 
 def read_messages(tp: TopicPartition, messages: Iterable[Message]) -> list[ConsumedRecord]:
-    """Take a partition's records over from Kafka's client."""
-    new = cast("Any", tuple).__new__  # half the time of the constructors, which are functions of Python's own
-    found: list[ConsumedRecord] = []
+    """Read what Kafka's client has returned of a partition."""
+    new = cast("Any", tuple).__new__  # takes half the time of the constructors, which are written in Python
+    records: list[ConsumedRecord] = []
     for message in messages:
         kind, timestamp = message.timestamp()  # 0 for none, then as Kafka counts, from 1
         offset: Any = message.offset()
         try:
             headers = message.headers()
-        except (SystemError, UnicodeError):  # Kafka accepts any bytes as a header's name, confluent-kafka UTF-8 only
+        except (SystemError, UnicodeError):  # Kafka accepts any bytes as a header's name, confluent-kafka only UTF-8
             headers = None
             _tell_undecodable(tp, offset)
         contents = (message.key(), message.value(), tuple(headers) if headers else ())
         payload = new(Payload, (*contents, timestamp if kind else None, kind - 1))
-        found.append(new(ConsumedRecord, (tp, offset, payload)))
-    return found
+        records.append(new(ConsumedRecord, (tp, offset, payload)))
+    return records
 
 
 def _tell_undecodable(tp: TopicPartition, offset: int) -> None:
@@ -97,32 +96,32 @@ def _tell_undecodable(tp: TopicPartition, offset: int) -> None:
 def batch_of(records: Sequence[ConsumedRecord], names: Collection[str] = ()) -> pa.RecordBatch:
     """Make the batch that ``transform`` gets.
 
-    :param names: of the headers that are in ``_kafka``, too.
+    :param names: of the headers that are also in ``_kafka``.
     """
-    payloads = [one.payload for one in records]
+    payloads = [record.payload for record in records]
     columns: tuple[list[Any], ...] = (
-        [one.key for one in payloads],
-        [one.value for one in payloads],
-        [one.topic_partition.topic for one in records],
-        [one.topic_partition.partition for one in records],
-        [one.offset for one in records],
-        [one.timestamp_ms for one in payloads],
-        [one.timestamp_type for one in payloads],
-        [[*one.headers] if one.headers else None for one in payloads],
+        [payload.key for payload in payloads],
+        [payload.value for payload in payloads],
+        [record.topic_partition.topic for record in records],
+        [record.topic_partition.partition for record in records],
+        [record.offset for record in records],
+        [payload.timestamp_ms for payload in payloads],
+        [payload.timestamp_type for payload in payloads],
+        [[*payload.headers] if payload.headers else None for payload in payloads],
     )
     arrays: list[Any] = [pa.array(values, kind) for values, kind in zip(columns, COLUMNS.types, strict=True)]
     arrow: Any = pa
     coordinates = slice(2, 6)
     in_kafka = dict(zip(COLUMNS.names[coordinates], arrays[coordinates], strict=True))
     if names:
-        following = [propagated(one.headers, names) for one in payloads]
-        in_kafka["headers"] = pa.array([[*one] or None for one in following], _HEADERS)
+        following = [propagated(payload.headers, names) for payload in payloads]
+        in_kafka["headers"] = pa.array([[*headers] or None for headers in following], _HEADERS)
     kafka = arrow.StructArray.from_arrays([*in_kafka.values()], [*in_kafka])
     return arrow.RecordBatch.from_arrays([*arrays, kafka], [*COLUMNS.names, KAFKA])
 
 
 def as_given(record: ConsumedRecord, topic_id: str) -> handling.Record:
-    """The record as handlers and filters get it."""
+    """Return the record in the form that handlers and filters get."""
     tp, offset, payload = record
     return handling.Record(
         tp.topic,

@@ -19,20 +19,20 @@ from offsetstore.store.term import Term
 
 
 class Watch(Protocol):
-    """Whoever looks after a consumer's process."""
+    """Whoever looks after a consumer's process, such as a supervisor."""
 
     def joined(self, claim: Claim, /) -> None:
         """The process has joined the fleet, and has handled nothing yet."""
         ...
 
     def suspects(self) -> Ranges:
-        """Where processes have died: these records are handled one by one."""
+        """The ranges in which processes have died: their records are handled one by one."""
         ...
 
     def handles(self, ranges: Ranges, skip: str, /) -> None:
-        """The user's function or a writer handles these records from now on, or none.
+        """From now on the user's function or a writer handles these records; with no ranges, none.
 
-        :param skip: the words with the command that passes over them, if they are a single record.
+        :param skip: a sentence with the command that skips them, if they are a single record.
         """
         ...
 
@@ -53,7 +53,7 @@ class Unwatched:
 
 @dataclass(slots=True)
 class _Apart:
-    """What was taken of a partition, and is not handed over yet."""
+    """What was taken of a partition, but not handed over yet."""
 
     begin: int
     until: int
@@ -62,27 +62,25 @@ class _Apart:
     bytes: int = 0
 
     def add(self, new: Polled) -> None:
-        """Keep what was taken next."""
         self.records += new.records
         self.bytes += sum(map(size_of, new.records))
         self.until = new.range.until
 
     def first(self) -> Polled:
-        """Take the first record, with what comes before it."""
+        """Take the first record, with the range up to it."""
         records = [self.records.popleft()] if self.records else []
         self.bytes -= sum(map(size_of, records))
         begin, self.begin = self.begin, records[0].offset + 1 if records else self.until
         return Polled(OffsetRange(begin, self.begin), records, self.term)
 
     def rest(self) -> Polled:
-        """All of it."""
         return Polled(OffsetRange(self.begin, self.until), [*self.records], self.term)
 
 
 class CarefulFeed(Feed):
     """A feed that hands over the records of suspect ranges one by one, in turn with those of other partitions.
 
-    ``is_careful`` tells whether any of these wait.
+    ``is_careful`` tells whether any of these are waiting.
     """
 
     def __init__(
@@ -105,21 +103,22 @@ class CarefulFeed(Feed):
 
     @property
     def held(self) -> AbstractSet[TopicPartition]:
-        """Those of which no more is to be polled for now."""
+        """Partitions that are not to be polled for now."""
         return {*self.deferred, *self._apart}
 
     @property
     def starving(self) -> AbstractSet[TopicPartition]:
-        """See `Feed`: what is kept apart has its turn."""
+        """See `Feed`: partitions that are kept apart have their own turns."""
         return super().starving - self._apart.keys()
 
     @property
     def room(self) -> int:
-        """See `Feed`: what is kept apart counts, too; but half of the limits is for others, so none waits for it."""
+        """See `Feed`: what is kept apart counts, too."""
         if not self._apart:
             return super().room
-        size = sum(one.bytes for one in self._apart.values())
-        rows = sum(len(one.records) for one in self._apart.values())
+        size = sum(apart.bytes for apart in self._apart.values())
+        rows = sum(len(apart.records) for apart in self._apart.values())
+        # Half of the limits is for other partitions, so that none of them waits for those that are kept apart.
         size = max(self._limits.bytes - size, (self._limits.bytes + 1) // 2) - self._bytes
         rows = max(self._limits.rows - rows, (self._limits.rows + 1) // 2) - self._count
         return max(0, min(super().room, rows, 1 + int(size / max(1.0, self._mean)))) if size > 0 else 0
@@ -131,66 +130,65 @@ class CarefulFeed(Feed):
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """See `Feed`."""
-        given = [*partitions]
-        for tp in given:
+        gone = [*partitions]
+        for tp in gone:
             self._apart.pop(tp, None)
-        super().drop(given)
+        super().drop(gone)
 
     def take(self) -> dict[TopicPartition, Polled]:
-        """Hand over all that is decided and not suspect, or a single record that is."""
+        """Hand over all records that are decided about and not suspect, or a single suspect one."""
         if self._was_one or not self._apart:
             self._was_one = False
             if (taken := self.take_others()) or not self._apart:
                 return taken
         self._was_one = True
-        # In turn; but the record that has ended processes comes last: each would die before it has handled the others.
+        # In turn, but the record that has killed processes comes last: each would die before it has handled the others.
         suspects = self._suspects()
         tp = min(self._apart, key=lambda tp: tp in suspects and suspects[tp].size == 1)
-        one = self._apart.pop(tp)
-        polled = one.first()
-        if one.begin < one.until:
-            self._apart[tp] = one  # behind the others
+        apart = self._apart.pop(tp)
+        polled = apart.first()
+        if apart.begin < apart.until:
+            self._apart[tp] = apart  # behind the others
         return {tp: polled}
 
     def take_others(self) -> dict[TopicPartition, Polled]:
-        """Hand over all that is decided and not suspect: nothing only if none of it waits."""
+        """Hand over all records that are decided about and not suspect; empty only if there are none."""
         while True:
             taken, suspects = super().take(), self._suspects()
             if not suspects and not self._apart:
                 return taken
             for tp, new in taken.items():
-                one = self._apart.setdefault(tp, _Apart(new.range.from_, new.range.from_, deque(), new.term))
-                one.add(new)
+                waiting = self._apart.setdefault(tp, _Apart(new.range.from_, new.range.from_, deque(), new.term))
+                waiting.add(new)
             apart, self._apart = self._apart, {}
             passed: dict[TopicPartition, Polled] = {}
-            for tp, one in apart.items():
+            for tp, waiting in apart.items():
                 suspect = suspects.get(tp)
-                if suspect is not None and one.begin < suspect.until and suspect.from_ < one.until:
-                    self._apart[tp] = one
+                if suspect is not None and waiting.begin < suspect.until and suspect.from_ < waiting.until:
+                    self._apart[tp] = waiting
                 else:
-                    passed[tp] = one.rest()
+                    passed[tp] = waiting.rest()
             if passed or not taken:
                 return passed
 
 
 def ranges_of(places: Iterable[tuple[TopicPartition, int]]) -> Ranges:
-    """The ranges from the first to the last of some records."""
-    found: dict[TopicPartition, OffsetRange] = {}
+    """Each partition's range from the first to the last of these records."""
+    ranges: dict[TopicPartition, OffsetRange] = {}
     for tp, offset in places:
-        known = found.get(tp, OffsetRange(offset, offset))
-        found[tp] = OffsetRange(min(known.from_, offset), max(known.until, offset + 1))
-    return found
+        known = ranges.get(tp, OffsetRange(offset, offset))
+        ranges[tp] = OffsetRange(min(known.from_, offset), max(known.until, offset + 1))
+    return ranges
 
 
 def has_any(ranges: Ranges, places: Iterable[tuple[TopicPartition, int]]) -> bool:
-    """Whether any of these records is in the ranges."""
     none = OffsetRange(0, 0)
-    return any((one := ranges.get(tp, none)).from_ <= offset < one.until for tp, offset in places)
+    return any((range_ := ranges.get(tp, none)).from_ <= offset < range_.until for tp, offset in places)
 
 
 def single(polled: Mapping[TopicPartition, Polled]) -> tuple[TopicPartition, OffsetRange] | None:
-    """The place of the only record, if there is one."""
+    """Partition and range of the record, if there is only one; else ``None``."""
     if len(polled) != 1:
         return None
-    [(tp, one)] = polled.items()
-    return (tp, one.range) if len(one.records) == 1 else None
+    [(tp, part)] = polled.items()
+    return (tp, part.range) if len(part.records) == 1 else None

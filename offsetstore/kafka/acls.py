@@ -1,7 +1,4 @@
-"""The least ACLs of a job, of an operator and of a relay, and the commands that add them. Nothing here asks Kafka.
-
-In Kafka, READ and WRITE include DESCRIBE, so no resource needs more than one line.
-"""
+"""The least ACLs of a job, an operator and a relay, and the commands that add them. Nothing here asks Kafka."""
 
 from __future__ import annotations
 
@@ -21,6 +18,8 @@ AclOperation: TypeAlias = Literal["READ", "WRITE", "DESCRIBE"]
 ALL: Final = "*"
 """As a literal name: every topic, or every group."""
 
+# Why each is needed. READ and WRITE include DESCRIBE, so no resource has a second line, which could be taken
+# away unnoticed (decision 0039).
 _READS: Final = "the job reads the records, and asks for topic id, log ends, and whether a log was truncated"
 _MIRRORS: Final = "the job reads the group's committed offsets, and copies the stored ones there"
 _LOOKS: Final = "the job reads the group's committed offsets"
@@ -35,9 +34,9 @@ _COMMITTED: Final = "they read the group's committed offsets"
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """One permission, from every host. With the pattern "prefixed", ``name`` is the beginning of names.
+    """One permission, from every host. With the pattern "prefixed", ``name`` is the prefix.
 
-    ``purpose`` says what needs it, and does not count when two are compared.
+    ``purpose`` says what needs it, and is ignored when two are compared.
     """
 
     principal: str
@@ -51,7 +50,7 @@ class Acl:
         return f"{self.operation} on {self.resource} {self.name}{'…' if self.pattern == 'prefixed' else ''}"
 
     def command(self, bootstrap_servers: str | None = None) -> str:
-        """Return the command of Kafka's own tool that adds it, for a POSIX shell.
+        """Return the command of Kafka's own tool that adds this ACL, for a POSIX shell.
 
         :param bootstrap_servers: the brokers; by default those of the variable OFFSETSTORE_BOOTSTRAP_SERVERS.
         """
@@ -107,7 +106,7 @@ def operator_acls(principal: str, *, topics: Collection[str], groups: Collection
 
 
 def relay_acls(principal: str, *, topics: Collection[str], anchor: str = ANCHOR) -> tuple[Acl, ...]:
-    """Return what a relay needs that does not create its anchor itself.
+    """Return what a relay needs if it does not create its anchor itself.
 
     :param principal: as Kafka has it: ``User:relay``.
     :param topics: of the records, or `ALL`.
@@ -124,11 +123,12 @@ def relay_acls(principal: str, *, topics: Collection[str], anchor: str = ANCHOR)
 
 
 def probed_groups(acls: Collection[Acl]) -> Iterator[tuple[Acl, str]]:
-    """Each group's ACL with the name of a group that it is about.
+    """Yield each group's ACL with the name of a group that it covers.
 
-    :raises ConfigurationError: one is about all groups, or all topics; there is no name to ask for. Or it is about a
-        transactional id, of which only a producer can ask, which would fence others.
+    :raises ConfigurationError: an ACL is for all groups or topics, so there is no name to ask for; or it is for a
+        transactional id.
     """
+    # Only a producer can ask for a transactional id: it would fence a relay, or leave an id behind (decision 0039).
     if any(acl.resource == "transactional-id" for acl in acls):
         raise ConfigurationError(
             "a permission for a transactional id can't be checked: asking for it would fence a relay",
@@ -143,6 +143,7 @@ def probed_groups(acls: Collection[Acl]) -> Iterator[tuple[Acl, str]]:
         )
     for acl in acls:
         if acl.resource == "group":
+            # Any name with the prefix will do: asking does not create the group (decision 0039).
             yield acl, f"{acl.name}acls-check" if acl.pattern == "prefixed" else acl.name
 
 

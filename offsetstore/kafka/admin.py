@@ -1,4 +1,4 @@
-"""Create topics, produce records and read them back: for the demo, and for tests."""
+"""Create topics, produce records and read them back, for the demo and tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOW = 0
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """One record to produce. Without a partition, the key decides; without a timestamp (milliseconds), it is now."""
+    """One record to produce. By default the key chooses the partition, and the timestamp is now."""
 
     value: bytes | None
     key: bytes | None = None
@@ -144,7 +144,7 @@ def produce(
 
 
 def read_committed(bootstrap_servers: str, topic: str) -> list[Message]:
-    """Return all that a reader with ``isolation.level=read_committed`` gets, partition by partition, in order.
+    """Return all records that a reader with ``isolation.level=read_committed`` gets, each partition in order.
 
     :raises BrokerUnavailable: no answer, or an open transaction hides the end of a log.
     """
@@ -160,44 +160,45 @@ def read_committed(bootstrap_servers: str, topic: str) -> list[Message]:
     try:
         known = consumer.list_topics(topic, timeout=_SECONDS).topics[topic].partitions
         partitions = [TopicPartition(topic, number, 0) for number in known]
+        # Where each log really ends: a read_committed reader reports its end in front of an open transaction, too.
         left: dict[int | None, int] = {tp.partition: _high_watermark(uncommitted, tp) for tp in partitions}
         consumer.assign(partitions)
-        found: list[Message] = []
+        messages: list[Message] = []
         while left:
             message = consumer.poll(_SECONDS)
             if message is None:
                 raise BrokerUnavailable(
                     f"no answer from Kafka within {_SECONDS:.0f} s while {doing}, or a transaction is open",
-                    found=f"{len(found)} committed records",
+                    found=f"{len(messages)} committed records",
                     expected=", ".join(f"{topic}-{partition} up to offset {end}" for partition, end in left.items()),
                 )
             error = message.error()
             if error is None:
-                found.append(message)
+                messages.append(message)
             elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - no public name
                 raise broker_error(error, doing)
-            elif (message.offset() or 0) >= left.get(message.partition(), 0):  # else a transaction is about to end
+            elif (message.offset() or 0) >= left.get(message.partition(), 0):
                 left.pop(message.partition(), None)
     finally:
         consumer.close()
         uncommitted.close()
-    return found
+    return messages
 
 
 def _high_watermark(consumer: Any, partition: TopicPartition) -> int:
-    """Where the log ends; of a new topic, the leader may not know yet that it leads."""
     deadline = time.monotonic() + _SECONDS
     while True:
         try:
             return consumer.get_watermark_offsets(partition, timeout=_SECONDS)[1]
         except KafkaException as error:
+            # The leader of a new topic may not know yet that it leads.
             if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
                 raise
         _look_again(deadline, f"{partition.topic}-{partition.partition} has no leader")
 
 
 def _admin(bootstrap_servers: str) -> Any:
-    """Return an `AdminClient`, whose futures are untyped. It must live until they are done."""
+    """Return an `AdminClient`. It must live until its futures are done; they are untyped."""
     return AdminClient({"bootstrap.servers": bootstrap_servers, **_QUIET})
 
 
@@ -213,8 +214,8 @@ def _wait(future: Future[Any], doing: str) -> None:
 def _wait_for_leaders(admin: Any, topic: str, partitions: int) -> None:
     deadline = time.monotonic() + _SECONDS
     while True:
-        found = admin.list_topics(topic, timeout=_SECONDS).topics[topic].partitions.values()
-        if sum(partition.leader >= 0 for partition in found) >= partitions:
+        metadata = admin.list_topics(topic, timeout=_SECONDS).topics[topic].partitions.values()
+        if sum(partition.leader >= 0 for partition in metadata) >= partitions:
             return
         _look_again(deadline, f"topic {topic} has fewer than {partitions} partitions with a leader")
 

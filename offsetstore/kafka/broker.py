@@ -38,12 +38,13 @@ _KEPT_SHARE: Final = 1 / 3
 _SHARES: Final = (1 / 2,)
 # Partitions in one request for the ends of logs: librdkafka searches the request's whole list for each answer.
 _PARTITIONS: Final = 2000
+# For members: every broker is asked, and one that is down would take up the whole timeout.
 _LOOK_SECONDS: Final = 3.0
 _MAX_TIMEOUT: Final = 3600.0  # librdkafka's upper limit of a request, in seconds
 
 
 class _Requests:
-    """An admin client that the first request makes. Threads wait for each other."""
+    """An admin client, made by the first request. Threads wait for each other."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self.lock = Lock()
@@ -54,13 +55,15 @@ class _Requests:
     def ask(self, asking: Callable[[Client, Deadline], _T], deadline: Deadline) -> _T:
         """Ask with the existing client; if it gets no answer in a third of the time, try a new one, twice.
 
-        For minutes, librdkafka asks only the broker that it knows as the controller, even after that one has died and
-        the others of the cluster would answer. For some seconds, a new client can learn of the dead controller too,
-        from a broker that has not noticed yet.
+        Wait for other threads' requests meanwhile, within the same deadline.
+
+        :raises BrokerUnavailable: no answer, or another thread's request took the whole time.
         """
         if not self.lock.acquire(timeout=deadline.rest):
             raise BrokerUnavailable(f"another thread's request to Kafka took more than {deadline.seconds:g} s")
         try:
+            # For minutes, librdkafka asks only the broker that it knows as the controller, even after that has died and
+            # others would answer. For some seconds, a new client can learn of it from a broker that has not noticed.
             for share in _SHARES if self.client is None else (_KEPT_SHARE, *_SHARES):
                 with dropped(BrokerUnavailable):
                     return self._ask_with(asking, deadline.part(share))
@@ -83,7 +86,7 @@ class _Requests:
         return answer
 
     def _tell_silence(self, doing: str) -> None:
-        """Tell those who wait at a terminal; during an outage, once."""
+        """Tell whoever waits at a terminal, once in an outage."""
         if not self._is_silent:
             self._is_silent = True
             _log.warning("no answer from Kafka yet, still waiting while %s", doing)
@@ -100,7 +103,8 @@ class Broker:
 
     The client is made by the first request, for this process: librdkafka's threads don't survive a fork, and a Broker
     that was used before a fork can't be used after it. Threads can share a Broker; they then wait for each other. It
-    can't be pickled, since its settings can hold a password. ``includes_headers`` says whether Spark's reader does.
+    can't be pickled, since its settings can hold a password. ``includes_headers`` says whether Spark's reader has
+    a column with them.
     """
 
     def __init__(
@@ -189,14 +193,14 @@ class Broker:
             numbers = {topic: requests.partition_numbers(described[topic]) for topic in names}
             asked = [tp for tp in self._partitions(numbers) if partitions is None or tp in partitions]
             committed = committed_offsets(self._settings, group, asked, deadline)
-            found, *at = self._logs(client, asked, deadline, timestamp_ms=timestamp_ms)
+            ends, *at = self._logs(client, asked, deadline, timestamp_ms=timestamp_ms)
             if at:  # asked at the same time, so a record may have come in between
-                found = {tp: replace(one, end=max(one.end, at[0][tp])) for tp, one in found.items()}
+                ends = {tp: replace(log, end=max(log.end, at[0][tp])) for tp, log in ends.items()}
             logs = {topic: TopicLog(topic_id, {}, len(numbers[topic])) for topic, topic_id in ids.items()}
             for tp in asked:
-                logs[tp.topic].partitions[tp.partition] = found[tp]
+                logs[tp.topic].partitions[tp.partition] = ends[tp]
             # Kafka answers -1 if no record is that recent.
-            timestamps = {tp: found[tp].end if at[0][tp] < 0 else at[0][tp] for tp in asked} if at else None
+            timestamps = {tp: ends[tp].end if at[0][tp] < 0 else at[0][tp] for tp in asked} if at else None
             return BrokerView(
                 cluster_id=cluster_id,
                 topics=logs,
@@ -226,7 +230,7 @@ class Broker:
         begin, high, *rest = [{tp: info for _ in parts for tp, info in next(answers).items()} for _ in specs]
         stable = rest.pop(0) if self._settings.read_committed else high
         logs = {tp: requests.watermarks(begin[tp], stable[tp], high[tp]) for tp in partitions}
-        return logs, *({tp: info.offset for tp, info in one.items()} for one in rest)
+        return logs, *({tp: info.offset for tp, info in infos.items()} for infos in rest)
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
         """Ask for the ends of logs alone; see `BrokerOffsets`."""
@@ -240,8 +244,8 @@ class Broker:
     ) -> dict[TopicPartition, int | BrokerError | None]:
         """Ask which logs no longer have these epochs up to these offsets; see `BrokerOffsets`.
 
-        ``timeout`` counts for each 200 partitions: their leaders are asked for each of them. Where none of these is
-        told, the others are not asked about: nobody answers, and wrong passwords lock accounts.
+        ``timeout`` applies to each 200 partitions, since leaders are asked about every partition. If no partition of
+        such a part gets an answer, the remaining parts have the same error.
 
         :raises ConfigurationError: settings that librdkafka refuses, a fork.
         """
@@ -255,6 +259,7 @@ class Broker:
                 try:
                     answers = find_resets(self._settings, part, Deadline.after(self._timeout))
                 except BrokerError as error:
+                    # Nobody answers, and wrong passwords lock accounts, so the rest is not asked about.
                     untold |= dict.fromkeys(asked[first:], without_frames(error))
                     break
                 for tp, answer in answers.items():
@@ -268,11 +273,12 @@ class Broker:
                 untold |= dict.fromkeys(resets, without_frames(error))
                 resets = {}
             else:
+                # An offset outside the log gets the same code: only a log that holds it was truncated (decision 0049).
                 resets = {tp: at for tp, at in resets.items() if _holds(logs[tp], pairs[tp].offset)}
         return {**untold, **resets}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
-        """Ask for the ids alone, in one request."""
+        """Ask for topic ids only, in one request."""
         names = topic_names(topics)
         if not names:
             return {}
@@ -286,7 +292,7 @@ class Broker:
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Copy offsets to Kafka's group; see `BrokerOffsets`.
 
-        The connection is kept for the next call. It is not the one of `view` and `topic_ids`, so that neither waits for
+        The connection is kept for the next call, and is separate from that of `view` and `topic_ids`: neither waits for
         the other.
 
         :raises ConfigurationError: no group, settings that librdkafka refuses, a fork.
@@ -319,17 +325,17 @@ class Broker:
         def ask(client: Client, deadline: Deadline) -> bool:
             while True:
                 [answer] = client.answers([requests.groups()], deadline)
-                found = requests.has_members(answer, group)
-                if isinstance(found, bool):
-                    return found
-                if found.code() not in PASSING or deadline.rest <= BACKOFF:
-                    raise no_answer(found, (), requests.groups().doing, deadline.seconds)
+                outcome = requests.has_members(answer, group)
+                if isinstance(outcome, bool):
+                    return outcome
+                if outcome.code() not in PASSING or deadline.rest <= BACKOFF:
+                    raise no_answer(outcome, (), requests.groups().doing, deadline.seconds)
                 time.sleep(BACKOFF)
 
         return self._ask(ask, seconds=min(self._timeout, _LOOK_SECONDS))
 
     def missing_acls(self, acls: Collection[Acl]) -> tuple[Acl, ...]:
-        """Ask which of these Kafka does not allow the broker's own credentials, whoever the ACLs are for.
+        """Ask which of these ACLs the broker's own credentials lack, whoever the ACLs are for.
 
         Nothing is written, and a group's members are not disturbed. Each group takes a round trip or two.
 
@@ -359,9 +365,9 @@ class Broker:
         return tuple(acl for acl in acls if acl in missing)
 
     def create_acls(self, acls: Collection[Acl], *, dry_run: bool = False) -> tuple[Acl, ...]:
-        """Create the missing ones, with an administrator's credentials, and return them.
+        """Create the missing ACLs, with an administrator's credentials, and return them.
 
-        One that is there in other words, for a prefix or for all topics, is created all the same.
+        An ACL that another one includes, for a prefix or for all topics, is created all the same.
 
         :param dry_run: create nothing; return what would be created.
         :raises ConfigurationError: settings that librdkafka refuses; a fork.
@@ -374,14 +380,15 @@ class Broker:
         def ask(client: Client, deadline: Deadline) -> tuple[Acl, ...]:
             client.cluster_id(requests.OFFSETS_TOPIC, deadline)  # before the permissions: see there
             asked = [requests.cluster_permissions(), *map(requests.acls_of, principals)]
-            cluster, *found = client.answers(asked, deadline)
+            cluster, *listed = client.answers(asked, deadline)
+            # Without DESCRIBE on the cluster, which ALTER includes, Kafka would list no ACLs at all (decision 0039).
             if "ALTER" not in requests.allowed(cluster["cluster"]):
                 raise BrokerRefused(
                     "these credentials may not create ACLs",
                     found="no ALTER on the cluster",
                     next_step="Use an administrator's, or give an administrator what `offsetstore acls print` prints.",
                 )
-            there = dict(zip(principals, found, strict=True))
+            there = dict(zip(principals, listed, strict=True))
             missing = tuple(acl for acl in dict.fromkeys(acls) if not requests.has_acl(there[acl.principal], acl))
             if missing and not dry_run:
                 client.answers([requests.new_acls(missing)], deadline)
@@ -393,7 +400,7 @@ class Broker:
         """Read many topics and groups; what can't be read holds its error. See `BrokerOverview`.
 
         The end of a log is its high watermark, also with ``isolation.level=read_committed``: the last stable offset is
-        told beside it. ``assign`` does not narrow the topics.
+        beside it. ``assign`` does not narrow the topics.
 
         :raises ConfigurationError: no group's name, settings that librdkafka refuses, a fork.
         """
@@ -422,7 +429,7 @@ class Broker:
         return read_records(self._settings, offsets) if offsets else {}
 
     def outlet(self, name: str, *, anchor: str) -> Outlet:
-        """A relay's producer, with connections of its own; see `Outlet`.
+        """Return a relay's producer, which has its own connections; see `Outlet`.
 
         :raises ConfigurationError: settings that librdkafka refuses, or a topic's name that Kafka does not allow.
         """
@@ -458,17 +465,17 @@ class Broker:
         with self._committing:
             self._drop_group_offsets()
 
-    def _partitions(self, found: dict[str, list[int]]) -> list[TopicPartition]:
+    def _partitions(self, existing: dict[str, list[int]]) -> list[TopicPartition]:
         """Sort the partitions; if ``assign`` names some, keep only those."""
         for topic, assigned in self._assigned.items():
-            if gone := sorted(assigned - set(found.get(topic, assigned))):
+            if gone := sorted(assigned - set(existing.get(topic, assigned))):
                 raise TopicMissing(
                     f"Kafka does not have these partitions of {topic}: {', '.join(map(str, gone))}",
                     next_step="Correct `assign`; no job was fenced.",
                 )
         return sorted(
             TopicPartition(topic, number)
-            for topic, numbers in found.items()
+            for topic, numbers in existing.items()
             for number in self._assigned.get(topic, numbers)
         )
 
@@ -477,7 +484,7 @@ class Broker:
         return self._requests.ask(asking, Deadline.after(self._timeout if seconds is None else seconds))
 
     def _look(self, asking: Callable[[Client, Deadline], _T]) -> _T:
-        """The same by the other client, which delays nobody else's requests."""
+        """Like `_ask`, by the other client, which delays no batch's requests."""
         self._refuse_after_fork()
         return self._looks.ask(asking, Deadline.after(self._timeout))
 

@@ -51,7 +51,6 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """Start the clock."""
         return cls(seconds, time.monotonic() + seconds)
 
     @property
@@ -60,7 +59,7 @@ class Deadline:
         return max(0.0, self.at - time.monotonic())
 
     def part(self, share: float) -> Deadline:
-        """Return an earlier one, after this share of the time left; messages still give the whole call's seconds."""
+        """Return an earlier deadline, after this share of the time left; messages still name the call's whole time."""
         return Deadline(self.seconds, time.monotonic() + self.rest * share)
 
 
@@ -116,11 +115,8 @@ class Client:
         self._admin: Any = make(AdminClient, config, settings)
 
     def close(self) -> None:
-        """End the connections and librdkafka's threads, here and now, whatever still holds the `AdminClient`.
-
-        If it were left to the garbage collector, that may run in one of librdkafka's own threads, which can't end the
-        client that it belongs to.
-        """
+        """End the connections and librdkafka's threads, here and now, whatever still holds the `AdminClient`."""
+        # The garbage collector may run in one of librdkafka's own threads, which can't end the client it belongs to.
         admin, self._admin = self._admin, None
         if admin is not None:
             admin.__exit__(None, None, None)
@@ -142,7 +138,8 @@ class Client:
         started = time.monotonic()
         while len(answers) < len(requests):
             open_ = [number for number in range(len(requests)) if number not in answers]
-            # A client that is closed while librdkafka reads an answer about topics ends the process: none may be open.
+            # Closing a client while librdkafka reads an answer about topics ends the process, so each request must end
+            # before the caller's deadline (decision 0010).
             seconds = max(deadline.rest * _OWN_SHARE, 0.001)
             asked = {number: requests[number].ask(self._admin, seconds) for number in open_}
             for number, futures in asked.items():
@@ -154,29 +151,29 @@ class Client:
         return [answers[number] for number in range(len(requests))]
 
     def outcomes(self, requests: list[AdminRequest[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
-        """Send all requests at once; return, in the same order, each key's answer, or the `KafkaError` instead of it.
+        """Send all requests at once; return, in the same order, each key's answer or its `KafkaError`.
 
-        A request of which something fails with a passing error is sent once more.
+        A request is sent once more if any of its keys has a passing error; answers of the first time stay.
 
         :raises BrokerRefused: wrong credentials, as soon as librdkafka reports them.
         """
         outcomes = self._outcomes(requests, deadline)
-        again = [number for number, found in enumerate(outcomes) if any(map(_may_pass, found.values()))]
+        again = [number for number, answer in enumerate(outcomes) if any(map(_may_pass, answer.values()))]
         if again and deadline.rest > BACKOFF:
             self._pause(deadline)
             repeated = self._outcomes([requests[number] for number in again], deadline)
-            for number, found in zip(again, repeated, strict=True):
-                had = {key: one for key, one in outcomes[number].items() if not isinstance(one, KafkaError)}
-                outcomes[number] = {**outcomes[number], **found, **had}
+            for number, answer in zip(again, repeated, strict=True):
+                had = {key: outcome for key, outcome in outcomes[number].items() if not isinstance(outcome, KafkaError)}
+                outcomes[number] = {**outcomes[number], **answer, **had}
         return outcomes
 
     def _outcomes(self, requests: list[AdminRequest[Any]], deadline: Deadline) -> list[dict[Any, Any]]:
         seconds = max(deadline.rest * _OWN_SHARE, 0.001)
         asked = [request.ask(self._admin, seconds) for request in requests]
-        found: list[dict[Any, Any]] = []
+        outcomes: list[dict[Any, Any]] = []
         for request, futures in zip(requests, asked, strict=True):
-            found.append({key: self._outcome(request, key, future, deadline) for key, future in futures.items()})
-        return found
+            outcomes.append({key: self._outcome(request, key, future, deadline) for key, future in futures.items()})
+        return outcomes
 
     def _outcome(self, request: AdminRequest[K], key: K, future: Future[Any], deadline: Deadline) -> Any:
         while not future.done():
@@ -191,14 +188,13 @@ class Client:
         return no_answer(error, self._reported, doing, deadline.seconds)
 
     def cluster_id(self, topic: str, deadline: Deadline) -> str | None:
-        """Ask which cluster this is.
-
-        A question about a topic tells it too, be there such a topic or not. librdkafka's own request for it ends
-        the whole process where a broker knows of no broker, as in a cluster that is starting: docs/decisions/0010.
+        """Ask which cluster this is, with a question about a topic, which need not exist.
 
         :raises BrokerUnavailable: no answer by the deadline.
         :raises BrokerRefused: wrong credentials.
         """
+        # librdkafka's own request for the id ends the whole process if the answer names no broker, as it may while a
+        # cluster starts (decision 0010).
         seconds = _FIRST_TRY
         while True:
             try:
@@ -212,7 +208,7 @@ class Client:
             seconds *= 2
 
     def all_topics(self, deadline: Deadline) -> list[str]:
-        """Every topic that this principal may see, for a hint; empty if Kafka does not say."""
+        """Every topic that this principal may see; empty if Kafka does not say."""
         try:
             return list(self._admin.list_topics(timeout=deadline.rest).topics)
         except KafkaException:
@@ -221,7 +217,7 @@ class Client:
     def _gather(
         self, request: AdminRequest[K], futures: Mapping[K, Future[Any]], deadline: Deadline, started: float
     ) -> dict[K, Any] | None:
-        """Collect the answers of one request; ``None`` if it has to be sent again."""
+        """Collect the answers to one request; ``None`` if it has to be sent again."""
         answer: dict[K, Any] = {}
         missing: list[Hashable] = []
         again = False
@@ -257,7 +253,11 @@ class Client:
             self._serve("connecting")
 
     def _serve(self, doing: Doing | str) -> None:
-        """Run librdkafka's callbacks in this thread: nothing else does, and only they report wrong credentials."""
+        """Run librdkafka's callbacks; tell of a long silence.
+
+        :raises BrokerRefused: wrong credentials.
+        """
+        # Nothing else runs the callbacks, and only they report wrong credentials.
         self._admin.poll(0)
         for error in self._reported:
             if error.code() in WRONG_CREDENTIALS:
@@ -271,10 +271,10 @@ class Client:
 def make(kind: Callable[[dict[str, Any]], _T], config: dict[str, Any], settings: Mapping[str, Any]) -> _T:
     """Make one of librdkafka's clients.
 
-    :param settings: those of ``config`` that are the user's; what a function among them raises leaves the poll.
-    :raises ConfigurationError: librdkafka refuses one of them. The message names the key, never a value.
+    :param settings: the user's own part of ``config``; an exception from a function among them leaves the poll.
+    :raises ConfigurationError: librdkafka refuses a setting. The message names the key, never a value.
     """
-    functions = {name: partial(call, one) for name, one in settings.items() if callable(one) and config[name] is one}
+    functions = {name: partial(call, fn) for name, fn in settings.items() if callable(fn) and config[name] is fn}
     try:
         return kind({**config, **functions})
     except (KafkaException, TypeError, ValueError) as error:
@@ -283,7 +283,7 @@ def make(kind: Callable[[dict[str, Any]], _T], config: dict[str, Any], settings:
 
 
 def with_consumer(config: dict[str, Any], settings: Mapping[str, Any], use: Callable[[Consumer], _T]) -> _T:
-    """Make a consumer as `make` does, and let it go after its use: it never joined a group that it could leave."""
+    """Make a consumer as `make` does, use it, and let it go: it has joined no group that it would have to leave."""
     holder = [make(Consumer, config, settings)]
     try:
         return use(holder[0])
@@ -292,12 +292,12 @@ def with_consumer(config: dict[str, Any], settings: Mapping[str, Any], use: Call
 
 
 def let_go(holder: list[Any]) -> None:
-    """End a consumer without waiting for it: librdkafka does not end one before its last request is answered.
-
-    If a broker is silent, that takes up to ``socket.timeout.ms``, a minute.
+    """End a consumer, without waiting for it.
 
     :param holder: holds the only reference to the consumer, and is emptied.
     """
+    # librdkafka waits for the answer to the last request: up to socket.timeout.ms, a minute, if a broker is silent
+    # (decision 0010).
     ended = meanwhile("offsetstore-kafka-end", holder.clear)
     if ended.done() and ended.exception() is not None:  # no thread could be started: waiting is better than leaking
         holder.clear()

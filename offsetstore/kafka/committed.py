@@ -26,7 +26,7 @@ _FIRST_PATIENCE: Final = 0.5
 _PARTITIONS: Final = 2000
 FINAL: Final = WRONG_CREDENTIALS | {ck.KafkaError.GROUP_AUTHORIZATION_FAILED}
 """Codes that are reported separately; the answer then never comes."""
-_STABLE_SHARE: Final = 0.8  # of the time, for stable offsets; in the rest, what keeps Kafka from telling them is found
+_STABLE_SHARE: Final = 0.8  # of the time, for stable offsets; the rest is for why Kafka does not give them
 _UNSTABLE: Final = "read_uncommitted"
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
 
@@ -37,8 +37,8 @@ def consumer_config(
     """The settings of a consumer that never joins the group: it only reads and writes the group's offsets.
 
     :param reported: collects the errors that librdkafka reports apart from its answers.
-    :param stable: whether it waits for offsets that an open transaction is about to commit; by default, as the settings
-        say of records.
+    :param stable: whether it waits for offsets that an open transaction is about to commit; by default, if the
+        settings' ``isolation.level`` is ``read_committed``.
     """
     is_stable = settings.read_committed if stable is None else stable
     return {
@@ -85,17 +85,15 @@ def read_with(
     *,
     config: dict[str, Any],
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Like `committed_offsets`, with an existing consumer, whose ``config`` is a `consumer_config`.
-
-    While a transaction is about to commit an offset, librdkafka asks again and again, and does not say why. So two new
-    consumers ask in the end, for the offsets before that and for those that are stable: if Kafka answers the first
-    alone, a transaction is in the way.
-    """
+    """Like `committed_offsets`, with an existing consumer, whose ``config`` is a `consumer_config`."""
     if config["isolation.level"] == _UNSTABLE:
         found, error = try_to_read(consumer, partitions, reported, deadline)
     else:
         found, error = try_to_read(consumer, partitions, reported, deadline.part(_STABLE_SHARE))
         if error is not None and error.code() in _AGAIN:
+            # librdkafka repeats the request while a transaction is about to commit an offset, and does not say why. If
+            # Kafka gives only the offset before that, a transaction is in the way. New consumers ask, since after an
+            # outage an old one may wait ten seconds before it connects again (decision 0098).
             _, unstable = _ask_anew(partitions, {**config, "isolation.level": _UNSTABLE}, deadline.part(0.5))
             found, error = _ask_anew(partitions, config, deadline)
             if unstable is None and error is not None and error.code() in _AGAIN:
@@ -127,7 +125,7 @@ def try_to_read(
         # Only poll() delivers the errors that the consumer reports separately, and runs callbacks such as oauth_cb.
         if (message := consumer.poll(0)) is not None and (said := message.error()) is not None:
             reported.append(said)
-        if refused := next((each for each in reported if each.code() in FINAL), None):
+        if refused := next((failure for failure in reported if failure.code() in FINAL), None):
             return {}, refused
         found, error = _ask(consumer, asked, patience, deadline)
         if error is None:
@@ -139,6 +137,7 @@ def try_to_read(
             }, None
         if error.code() not in _AGAIN or deadline.rest <= BACKOFF:
             return {}, error
+        # A request that has timed out has waited already.
         if error.code() != ck.KafkaError._TIMED_OUT:  # noqa: SLF001
             time.sleep(BACKOFF)
         patience *= 2
@@ -147,22 +146,22 @@ def try_to_read(
 def _ask(
     consumer: ck.Consumer, asked: list[ck.TopicPartition], patience: float, deadline: Deadline
 ) -> tuple[list[ck.TopicPartition], ck.KafkaError | None]:
-    """Return the offsets, or the first error; no request takes longer than ``patience``, in seconds."""
-    found: list[ck.TopicPartition] = []
+    """Return the offsets, or the first error; no request takes longer than ``patience`` seconds."""
+    offsets: list[ck.TopicPartition] = []
     for first in range(0, len(asked), _PARTITIONS):
         seconds = max(min(patience, deadline.rest), 0.001)
         try:
-            found += consumer.committed(asked[first : first + _PARTITIONS], timeout=seconds)
+            offsets += consumer.committed(asked[first : first + _PARTITIONS], timeout=seconds)
         except ck.KafkaException as error:
             return [], error.args[0]
-    return found, next((tp.error for tp in found if tp.error is not None), None)
+    return offsets, next((tp.error for tp in offsets if tp.error is not None), None)
 
 
 def _text(committed: ck.TopicPartition) -> str | None:
     """The text that was committed with the offset; Kafka does not distinguish no text from an empty one.
 
-    confluent-kafka reads up to a zero byte, but only the texts that it wrote itself end with one: of a text that Java
-    wrote, it can return more than there is, or bytes that can't be decoded
+    confluent-kafka reads up to a zero byte, but only texts that it wrote itself end with one: a text from Java can come
+    with more behind its end, or with bytes that can't be decoded
     (https://github.com/confluentinc/librdkafka/issues/4649). So a text that matters must say where it ends.
     """
     try:

@@ -1,4 +1,4 @@
-"""librdkafka's error codes as our errors: which are worth another try, and what to do about the others."""
+"""Turns librdkafka's error codes into our errors: which are worth another try, and what to do about the others."""
 
 from __future__ import annotations
 
@@ -82,7 +82,6 @@ class Doing:
 
 
 def is_forbidden(error: KafkaError) -> bool:
-    """Whether an ACL is missing."""
     return error.code() in _NO_ACL
 
 
@@ -111,7 +110,7 @@ def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
         )
     if code == KafkaError._SSL:  # noqa: SLF001
         return _no_tls(error, doing)
-    # Kafka's own codes are positive but for that one, librdkafka's are negative.
+    # Kafka's own codes are positive, except UNKNOWN (-1); librdkafka's are negative.
     if code > 0 and code not in PASSING:
         return BrokerRefused(
             f"Kafka refused a request while {doing}",
@@ -135,13 +134,13 @@ def _no_tls(error: KafkaError, doing: Doing) -> TlsFailed:
     )
 
 
-def _doing(given: Doing | str) -> Doing:
-    return given if isinstance(given, Doing) else Doing(given)
+def _doing(what: Doing | str) -> Doing:
+    return what if isinstance(what, Doing) else Doing(what)
 
 
 def describe(error: KafkaError) -> str:
-    """Return name and text; librdkafka's texts hold addresses and reasons, no settings."""
-    # That of a fatal error says the same twice: "Fatal error: WHAT: Fatal consumer error: WHAT".
+    """Return name and text; librdkafka's texts hold addresses and reasons, but no settings."""
+    # A fatal error's text says the same thing twice: "Fatal error: WHAT: Fatal consumer error: WHAT".
     text = error.str().strip().removeprefix("Fatal error: ").partition(": Fatal consumer error: ")[0]
     return f"{error.name()}: {text}"
 
@@ -149,17 +148,17 @@ def describe(error: KafkaError) -> str:
 def no_answer(
     error: KafkaError | None, reported: Iterable[KafkaError], doing: Doing | str, seconds: float
 ) -> BrokerError:
-    """Translate an error, or a missing answer: what librdkafka reported meanwhile says more than "timed out".
+    """Translate an error or a missing answer, with what librdkafka reported meanwhile: it says more than "timed out".
 
     :param seconds: how long the whole call was allowed to take.
     """
     doing = _doing(doing)
     if error is not None and error.code() not in _SILENCE:
         return broker_error(error, doing)
-    telling = [each for each in reported if each.code() != KafkaError._ALL_BROKERS_DOWN]  # noqa: SLF001
-    for each in telling:
-        if each.code() == KafkaError._SSL or _OPENSSL in each.str():  # noqa: SLF001
-            return _no_tls(each, doing)
+    telling = [report for report in reported if report.code() != KafkaError._ALL_BROKERS_DOWN]  # noqa: SLF001
+    for report in telling:
+        if report.code() == KafkaError._SSL or _OPENSSL in report.str():  # noqa: SLF001
+            return _no_tls(report, doing)
     last = telling[-1] if telling else error
     return BrokerUnavailable(
         f"no answer from Kafka within {seconds:g} s while {doing}",

@@ -34,6 +34,7 @@ _HAS_MEMBERS: Final = frozenset({
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
 # What Kafka answers only if the group itself is allowed.
 _BEHIND_THE_GROUP: Final = MISSING | {ck.KafkaError.TOPIC_AUTHORIZATION_FAILED}
+# For a partition that can't exist, Kafka stores nothing, but checks the group's permission first (decision 0039).
 _NO_PARTITION: Final = 2**31 - 1
 _HARMLESS: Final = "the stored offsets are unchanged"
 # The coordinator writes a request's offsets to its own topic as one batch, and refuses all of them if that exceeds
@@ -72,7 +73,7 @@ class GroupOffsets:
     def committed(
         self, partitions: Collection[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Read what Kafka has, in one request. After an error, close this object.
+        """Read the committed offsets. After an error, close this object.
 
         :raises BrokerError: as `offsetstore.protocol.ports.BrokerOffsets.committed_offsets` says.
         """
@@ -100,12 +101,13 @@ class GroupOffsets:
     def allows(self, operation: Literal["READ", "DESCRIBE"], topic: str, deadline: Deadline) -> bool:
         """Whether Kafka lets this principal commit the group's offsets (READ), or read them (DESCRIBE).
 
-        Kafka is asked to do just that, and nothing is stored: the offset to commit is of a partition that can't exist.
-        The admin client could ask what is authorized, but not while the group's coordinator starts: decision 0010.
+        Kafka is asked to do just that, and stores nothing.
 
         :param topic: any; whether the principal may use it does not matter.
         :raises BrokerError: no answer, or wrong credentials. Close this object after that, and after ``False``.
         """
+        # The admin client could ask what is authorized, but can end the process while the coordinator is starting or
+        # moving (decision 0010).
         doing = Doing(f"asking what is allowed on group {self.group}", harmless=_HARMLESS)
         self._reported.clear()
         if operation == "READ":
@@ -157,7 +159,7 @@ class GroupOffsets:
             message = self._consumer.poll(min(_GLANCE, deadline.rest))
             if message is not None and (said := message.error()) is not None:
                 self._reported.append(said)
-            if refused := next((each for each in self._reported if each.code() in FINAL), None):
+            if refused := next((failure for failure in self._reported if failure.code() in FINAL), None):
                 return refused, []
             if not self._answers and not deadline.rest:
                 return ck.KafkaError(ck.KafkaError._TIMED_OUT), []  # noqa: SLF001
@@ -204,10 +206,10 @@ class GroupOffsets:
 def in_requests(
     group: str, offsets: Mapping[TopicPartition, CommittedOffset]
 ) -> Iterator[dict[TopicPartition, CommittedOffset]]:
-    """The offsets in parts that Kafka accepts in one request."""
+    """Split the offsets into parts that Kafka accepts in one request."""
 
-    def size(one: tuple[TopicPartition, CommittedOffset]) -> int:
-        tp, offset = one
+    def size(item: tuple[TopicPartition, CommittedOffset]) -> int:
+        tp, offset = item
         texts = (group, tp.topic, offset.metadata or "")
         return _RECORD_BYTES + sum(len(text.encode(errors="replace")) for text in texts)
 
@@ -215,7 +217,7 @@ def in_requests(
 
 
 def _partition(tp: TopicPartition, offset: CommittedOffset) -> ck.TopicPartition:
-    if not offset.metadata:  # an empty text would be sent as a zero byte
+    if not offset.metadata:  # confluent-kafka would send an empty text as a zero byte
         return ck.TopicPartition(tp.topic, tp.partition, offset.next_offset)
     try:
         return ck.TopicPartition(tp.topic, tp.partition, offset.next_offset, metadata=offset.metadata)

@@ -1,7 +1,7 @@
 """The relay's side of Kafka: a transactional producer, and the mark of the last batch as an offset of its own group.
 
-The offset is committed by the batch's transaction, on partition 0 of the anchor topic, whose records nobody reads;
-the mark's word is the text that goes with it.
+The batch's transaction commits the offset, on partition 0 of the anchor topic, whose records nobody reads; the mark's
+word is the offset's text.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _RETRIES: Final = frozenset({"retries", "message.send.max.retries"})
 _LARGEST: Final = 1_000_000  # bytes of key and value, librdkafka's own default of message.max.bytes
 _TRANSACTION: Final = 60_000  # milliseconds, its default of transaction.timeout.ms
 
-# What the relay's exactness stands on, by all names that librdkafka has for it: nothing else may be set. Of two records
-# with one key, any of these partitioners sends both to one partition.
+# What the relay's exactness depends on, by all of librdkafka's names for it: no other value may be set (decision 0095).
+# Each of these partitioners sends all records of a key to the same partition.
 _BY_KEY: Final = frozenset({"murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a"})
 _FIXED: Final[Mapping[str, frozenset[str]]] = {
     "partitioner": _BY_KEY,
@@ -58,37 +58,37 @@ _OURS: Final = frozenset({"transactional.id", "group.id", "delivery.report.only.
 _LINGER: Final = ("linger.ms", "queue.buffering.max.ms")
 _PATIENCE: Final = ("message.timeout.ms", "delivery.timeout.ms")
 _WORD: Final = len(new_word())
-_UNKNOWN: Final = frozenset({"WRITE"})  # a service that does not tell what is allowed
+_UNKNOWN: Final = frozenset({"WRITE"})  # for a service that does not say what is allowed: the relay tries
 _OTHERS: Final = ck.KafkaError._INVALID_DIFFERENT_RECORD  # noqa: SLF001 - public all the same
-"""What the client says of the other records of a request of which Kafka has named some."""
+"""The client's code for the other records of a request, if Kafka has named some of them."""
 _UNFIT: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 _Record: TypeAlias = tuple[str | None, Any, Any]
 _Report: TypeAlias = tuple[_Record, tuple[str | None, int | None], ck.KafkaError]
-"""A record that has failed, its partition, and why."""
+"""A failed record, its partition, and why it failed."""
 
-_OFTEN: Final = 500  # records from one look at reports to the next
+_OFTEN: Final = 500  # records between two looks at the reports
 _LATE: Final = 1.0  # seconds that librdkafka may take longer than it was given
-# Seconds that the client may wait in one call for what is left of a transaction. A request that was behind a refused
-# one comes back as records that are sent no more, and only the next call takes these away.
+# Seconds that one call may wait for what is left of a transaction. A request behind a refused one comes back as records
+# that are no longer sent, and only the next call clears these.
 _ABORT: Final = 1.0
 _WARM_UP: Final = 1.0
 _GOODBYE: Final = 2.0  # seconds to abort a transaction at the end, which readers would wait for
 
 
 class ProducerEnded(BrokerUnavailable):
-    """Kafka has ended the producer: another one has begun, or its transaction took too long."""
+    """Kafka has ended the producer: another one has begun, or the transaction took too long."""
 
 
 class Outlet:
     """See the module. For one process and for one thread at a time.
 
-    :param name: the group, and the transactional id: of all producers with it, Kafka lets only the last commit.
-    :param anchor: the topic on which the group's offset is.
+    :param name: the group, and the transactional id: Kafka lets only the producer that began last with it commit.
+    :param anchor: the topic that has the group's offset.
     :param timeout: seconds that a request may take; a transaction has ``transaction.timeout.ms``.
     :raises ConfigurationError: see `make` and `expect_exact`.
 
-    ``largest`` is how many bytes a record's key and value may have, and ``kept`` the mark that Kafka is known to have,
-    which only this producer can change: ``None`` from the moment where it may be another one.
+    ``largest`` is how many bytes a record's key and value may have. ``kept`` is the mark that Kafka is known to have,
+    which only this producer can change; ``None`` as soon as it may be another one.
     """
 
     def __init__(self, settings: ClientSettings, *, name: str, anchor: str, timeout: float) -> None:
@@ -106,9 +106,9 @@ class Outlet:
         self._producer: list[Any] = []
         self._is_open = False
         self._has_anchor = False
-        # Before anything is asked or sent, librdkafka says which settings it refuses.
+        # This producer only shows which settings librdkafka refuses, before anything is asked or sent.
         let_go([make(ck.Producer, self._producer_config(), settings.config)])
-        # It never joins the group. Only committed offsets count: those of an open transaction are waited for.
+        # Stable: what an open transaction is about to commit is waited for.
         self._config = consumer_config(settings, name, self._reported, stable=True)
         self._consumer: list[Any] = [make(ck.Consumer, self._config, settings.config)]
         # librdkafka has taken the settings, so these are numbers.
@@ -116,7 +116,7 @@ class Outlet:
         self.largest = int(settings.config.get("message.max.bytes", _LARGEST))
 
     def close(self) -> None:
-        """End the connections, and an open transaction if Kafka answers; else the next relay ends it, or its time."""
+        """End the connections, and an open transaction if Kafka answers; else the next relay or its timeout ends it."""
         self._abort()
         self._drop()
         if self._client:
@@ -125,7 +125,7 @@ class Outlet:
             let_go(self._consumer)
 
     def _abort(self) -> None:
-        """Abort an open transaction, if Kafka answers soon: readers would wait for its end."""
+        """Abort an open transaction, for which readers would wait, if Kafka answers soon."""
         if self._producer and self._is_open:
             with suppress(ck.KafkaException):
                 self._within(self._producer[0].abort_transaction, _GOODBYE)
@@ -141,7 +141,7 @@ class Outlet:
                 let_go(with_purge)
 
     def fence(self) -> None:
-        """Make a new producer: the transactions of all earlier ones are ended, and they can commit nothing.
+        """Make a new producer. It ends the transactions of all earlier ones, which can then commit nothing.
 
         :raises ConfigurationError: see `make`.
         :raises BrokerUnavailable: no answer in time.
@@ -154,7 +154,8 @@ class Outlet:
         producer: Any = make(ck.Producer, self._producer_config(), self._settings.config)
         self._producer = [producer]
         try:
-            if self._has_anchor:  # a question first: without a connection, librdkafka waits for half a second to begin
+            # A question first: without a connection, librdkafka waits half a second before it begins (decision 0095).
+            if self._has_anchor:
                 with suppress(ck.KafkaException):
                     self._within(partial(producer.list_topics, self.anchor.topic), _WARM_UP)
             self._within(producer.init_transactions, self._timeout)
@@ -162,7 +163,7 @@ class Outlet:
             raise self._trouble(_cause(error), f"beginning as producer {self.name}") from None
 
     def _producer_config(self) -> dict[str, Any]:
-        # How long to try, the relay alone decides. Only then is no answer of a passing state the last word on a record.
+        # The relay alone decides how often to try: a passing state must never be the last word on a record.
         given = {key: value for key, value in self._settings.config.items() if key not in _RETRIES}
         return {
             "logger": LOG,
@@ -176,7 +177,7 @@ class Outlet:
         }
 
     def position(self, *, is_fenced: bool) -> KafkaMark:
-        """Ask for the cluster and for the mark that the group has; after `fence`, make the anchor if it is missing.
+        """Ask for the cluster and for the group's mark; after `fence`, create the anchor if it is missing.
 
         :param is_fenced: ``False`` to disturb nobody: what an open transaction is about to commit is not waited for.
         :raises ConfigurationError: see `make`.
@@ -190,13 +191,13 @@ class Outlet:
         self._reported.clear()
         if is_fenced:
             [consumer] = self._consumer
-            found = read_with(consumer, [self.anchor], doing, self._reported, deadline, config=self._config)
+            offsets = read_with(consumer, [self.anchor], doing, self._reported, deadline, config=self._config)
         else:
-            found = committed_offsets(self._settings, self.name, [self.anchor], deadline, doing=doing, stable=False)
-        if self.anchor not in found:
+            offsets = committed_offsets(self._settings, self.name, [self.anchor], deadline, doing=doing, stable=False)
+        if self.anchor not in offsets:
             return KafkaMark(cluster_id, None)
-        committed = found[self.anchor]
-        # Of a text that somebody else has committed, the client can return more than there is.
+        committed = offsets[self.anchor]
+        # If another program has committed the text, the client can return more than the text (decision 0010).
         return KafkaMark(cluster_id, committed.next_offset, (committed.metadata or "")[:_WORD] or None)
 
     def _find_anchor(self, deadline: Deadline, *, may_create: bool) -> str | None:
@@ -224,7 +225,7 @@ class Outlet:
         return self._client[0]
 
     def _create_anchor(self) -> None:
-        """Create it, with the cluster's own number of replicas."""
+        """Create the anchor, with the cluster's default number of replicas."""
         admin: Any = make(AdminClient, {"logger": LOG, **self._settings.config}, self._settings.config)
         topic = self.anchor.topic
         try:
@@ -250,20 +251,19 @@ class Outlet:
             admin.__exit__(None, None, None)
 
     def lacking(self, topics: Collection[str]) -> Mapping[str, BrokerError]:
-        """Find topics that do not exist, or to which this principal may not write, and say so.
-
-        librdkafka would wait half a minute for the first, and of the second it does not say which they are.
+        """Return the topics that do not exist, or to which this principal may not write, each with its error.
 
         :raises BrokerUnavailable, BrokerRefused: no answer.
         """
+        # librdkafka would wait half a minute for a missing topic, and does not name a forbidden one.
         asked = sorted({*topics} - self._writable)
         if not asked:
             return {}
         deadline = Deadline.after(self._timeout)
         self._admin().forget()
-        [found] = self._admin().outcomes([requests.topic_permissions(asked)], deadline)
+        [answers] = self._admin().outcomes([requests.topic_permissions(asked)], deadline)
         lacking: dict[str, BrokerError] = {}
-        for topic, answer in found.items():
+        for topic, answer in answers.items():
             code = answer.code() if isinstance(answer, ck.KafkaError) else None
             if code in MISSING:
                 lacking[topic] = TopicMissing(f"Kafka has no topic {topic}", next_step=f"Create it. {_LACKING}")
@@ -284,9 +284,9 @@ class Outlet:
         :param before_commit: called when all is in the transaction, which nobody sees yet; if it raises, nobody will.
         :return: ``None`` if it was committed. Otherwise it was not, because of some rows, or of Kafka's or the
             producer's state; then begin anew with `fence`: librdkafka has counted records that the broker has not.
-        :raises BrokerUnavailable: whether it was committed is not known, or it can't be (`ProducerEnded`). Begin anew
-            with `fence`.
-        :raises BrokerRefused: Kafka refuses the transaction, whatever its rows are.
+        :raises BrokerUnavailable: it may have been committed or not, or can't be (`ProducerEnded`). Begin anew with
+            `fence`.
+        :raises BrokerRefused: Kafka refuses the transaction, whatever its rows.
         """
         producer = self._producer[0]
         self._failed.clear()
@@ -301,8 +301,8 @@ class Outlet:
                 self._give_up(producer)
                 return Refusal(certain=by_client)
             failpoints.reach("outbox_produced")
-            # The others arrive during the next call, which may take as long as a transaction if Kafka does not answer,
-            # and raises what has ended the transaction, if no single record has.
+            # One record is enough: the others arrive during the next call. That may take as long as a transaction if
+            # Kafka does not answer, and raises what has ended the transaction, if no single record has.
             self._flush(producer, until=len(rows) - 1)
             self._mark(producer, offset)
             self._flush(producer)
@@ -323,6 +323,7 @@ class Outlet:
         except BaseException:
             self._abort()
             raise
+        # Until Kafka answers, it may have this mark or the one before.
         self.kept = None
         try:
             self._within(producer.commit_transaction, self._timeout)
@@ -333,9 +334,9 @@ class Outlet:
         return None
 
     def _hear(self, producer: Any, took: float) -> None:
-        """Wait for the answers to requests that are under way, which may name more rows: an abort forgets them.
+        """Wait for answers under way, which may name more rows: an abort forgets them.
 
-        :param took: seconds until the first answer; as many without another one are enough.
+        :param took: seconds until the first answer; as many without another answer are enough.
         """
         end, left = time.monotonic() + self._timeout, -1
         while left != len(producer) and time.monotonic() < end:
@@ -343,10 +344,10 @@ class Outlet:
             _serve(producer.flush, min(max(_GLANCE, took), _ABORT))
 
     def _give_up(self, producer: Any) -> Sequence[_Report]:
-        """Abort the transaction; reports of what it had are served, so that the next one does not get them.
+        """Abort the transaction, and serve the reports of its records, so that the next transaction does not get them.
 
-        :return: the reports: of records that failed, and of those that it has purged.
-        :raises ck.KafkaException: Kafka did not say that it is aborted.
+        :return: the reports of records that failed or were purged.
+        :raises ck.KafkaException: Kafka did not confirm the abort.
         """
         end = time.monotonic() + self._timeout
         while True:
@@ -365,41 +366,41 @@ class Outlet:
         return reports
 
     def _proven(self, producer: Any, refusal: Refusal, rows: Sequence[OutboxRow]) -> Refusal:
-        """Abort. If Kafka lets this very producer do that, it was neither fenced nor has anyone else set the mark.
-
-        What names no record by itself says nothing about rows that the producer's state may be to blame for.
-        """
-        self._writable.clear()  # it may be the topic that is to blame, not its records
+        """Abort, and return the refusal: as it is if Kafka confirms the abort, else as a mere suspicion."""
+        self._writable.clear()  # the topic may be to blame, not its records
         handed = Counter(row.topic for row in rows[: self._handed])
+        # If Kafka lets this very producer abort, nobody has fenced it or set another mark before. If not, its own state
+        # may be to blame, and trials decide (decision 0095).
         try:
             reports = self._give_up(producer)
         except ck.KafkaException:
             return Refusal(suspected={**refusal.certain, **refusal.suspected})
         failpoints.reach("outbox_aborted")
-        # What has no report was written, and what only others of its request are refused for would have been.
-        failed = Counter(topic for (topic, _, _), _, one in reports if one.code() != _OTHERS)
+        # A record without a report was written; one refused only because of others in its request would have been.
+        failed = Counter(topic for (topic, _, _), _, error in reports if error.code() != _OTHERS)
         return replace(refusal, vouched={topic for topic, count in handed.items() if count > failed[topic]})
 
     def renew(self) -> None:
-        """Set the mark that Kafka has once more, while nothing else is sent; do nothing if it is not known for sure.
+        """Set Kafka's mark once more while nothing else is sent; do nothing if the mark is not known for sure.
 
-        :raises BrokerError: as `send` does; also if what an earlier one has left open can't be aborted.
+        :raises BrokerError: as `send` does; also if a transaction that was left open can't be aborted.
         """
+        # Otherwise Kafka may let the offset expire: offsets.retention.minutes may be ten (decision 0095).
         if self.kept is not None and self._producer:
             self._abort()
             self.send(self.kept, (), before_commit=lambda: None)
 
     def _mark(self, producer: Any, offset: list[ck.TopicPartition]) -> None:
-        """Put the mark into the transaction."""
         group = self._consumer[0].consumer_group_metadata()
         self._within(partial(producer.send_offsets_to_transaction, offset, group), self._timeout)
 
     def _within(self, call: Callable[[float], object], seconds: float) -> None:
-        """Call what may take so long.
+        """Make a call that gets this timeout, and wait little longer.
 
-        In another thread: librdkafka heeds no timeout where a coordinator dies meanwhile (its issue 5456), and this
-        thread would wait forever. What never returns there can commit nothing: a new producer fences it.
+        :raises ck.KafkaException: the call's own error, or that the time is up.
         """
+        # In another thread: librdkafka ignores the timeout if a coordinator dies meanwhile (its issue 5456). A call
+        # that never returns can commit nothing: the next producer fences it (decision 0095).
         done = meanwhile("offsetstore-outbox-kafka", lambda: call(seconds))
         try:
             if not wait([done], timeout=seconds + _LATE).done:
@@ -409,7 +410,7 @@ class Outlet:
             del done  # its error holds this frame, and so the producer
 
     def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:  # noqa: C901, PLR0912 - the client's answers
-        """Hand the rows to librdkafka; return those that it refuses by itself, and why."""
+        """Hand the rows to librdkafka; return those that the client itself refuses, and why."""
         refused: dict[int, str] = {}
         self._handed = 0
         produce = producer.produce
@@ -436,7 +437,7 @@ class Outlet:
                     if not _is_answer(_cause(error)) or _is_of_topic(_cause(error)):
                         raise
                     refused[row] = describe(_cause(error))
-                except _UNFIT as error:  # it quotes what it can't send
+                except _UNFIT as error:  # its text quotes the contents
                     refused[row] = f"the client can't send it: {type(error).__name__}"
                 break
             if place % _OFTEN == 0:
@@ -446,60 +447,65 @@ class Outlet:
         return refused
 
     def _note(self, error: ck.KafkaError | None, message: ck.Message) -> None:
-        """Keep the report of a record that has failed. To say which row each one is, would cost each one time."""
+        """Keep the report of a record that has failed."""
+        # By its contents, not by its row: a callback for each record would cost each record time (decision 0095).
         if error is not None:
             record = message.topic(), message.key() or b"", message.value() or b""
             self._failed.append((record, (message.topic(), message.partition()), error))
 
     def _refusal(self, error: ck.KafkaError, rows: Sequence[OutboxRow]) -> Refusal | None:
-        """What Kafka refuses of these rows, once it has aborted them; ``None`` if it has not said no to any.
+        """Which of these rows Kafka refuses, provided that it aborts them; ``None`` if it has refused none.
 
-        It names records if the client tells them from the others of their request, which librdkafka does where there
-        are two or more. Else all of the request are suspected.
+        Rows are certain if the client distinguishes them from the rest of their request, as librdkafka does if Kafka
+        names two or more. Otherwise the whole request is suspected.
         """
-        answers = {record: one for record, _, one in self._failed if _is_answer(one)}
-        found = {row.id: answers[record] for row in rows if (record := _reported_as(row)) in answers}
-        if not found and rows and _is_answer(error):
+        answers = {record: answer for record, _, answer in self._failed if _is_answer(answer)}
+        refused = {row.id: answers[record] for row in rows if (record := _reported_as(row)) in answers}
+        if not refused and rows and _is_answer(error):
             return Refusal(suspected={row.id: describe(error) for row in rows})
-        if not found:
+        if not refused:
             return None
         named = self._named()
         alike: dict[_Record, list[OutboxRow]] = {}
         for row in rows:
             if (record := _reported_as(row)) in named:
                 alike.setdefault(record, []).append(row)
-        # Reports have no headers, and show what is missing as empty. Rows that look alike, and are the same in these,
-        # are as good as one another.
-        told = {
+        # Reports have no headers, and show a missing key or value as empty. Among rows that look alike and are the same
+        # in these too, it does not matter which one is set aside.
+        identified = {
             record: same
             for record, same in alike.items()
             if named[record] == len(same)
             or len({(row.headers, row.key is None, row.value is None) for row in same}) == 1
         }
-        certain = {row.id: describe(found[row.id]) for record, same in told.items() for row in same[: named[record]]}
-        suspected = {
-            row.id: describe(found[row.id]) for row in rows if row.id in found and _reported_as(row) not in told
+        certain = {
+            row.id: describe(refused[row.id]) for record, same in identified.items() for row in same[: named[record]]
         }
-        # That a broker fails is no word on a record: it may have been about to stop. Nor is a missing right: it may not
-        # have heard of it yet.
-        is_word = all(one.code() != ck.KafkaError.UNKNOWN and not _is_of_topic(one) for one in found.values())
+        suspected = {
+            row.id: describe(refused[row.id])
+            for row in rows
+            if row.id in refused and _reported_as(row) not in identified
+        }
+        # A broker's failure proves nothing about a record: it may have been about to stop. Nor does a missing
+        # permission: the broker may not have heard of it yet.
+        is_word = all(
+            answer.code() != ck.KafkaError.UNKNOWN and not _is_of_topic(answer) for answer in refused.values()
+        )
         return Refusal(certain=certain, suspected=suspected, is_proven=is_word)
 
     def _named(self) -> Counter[_Record]:
-        """Records that Kafka has named, in doubt none.
-
-        Several requests of a partition may be refused, some as a whole: then all their records have the same report as
-        those that are named. All reports of a request come together, so such a one is several in a row.
-        """
+        """The records that Kafka has named; in doubt none."""
+        # Several requests of a partition may be refused, some as a whole: their records have the same report as named
+        # ones. A request's reports come together, so such a request shows as several in a row (decision 0095).
         named = Counter[_Record]()
         partitions: dict[tuple[str | None, int | None], list[tuple[_Record, int]]] = {}
-        for record, partition, one in self._failed:
-            partitions.setdefault(partition, []).append((record, one.code()))
+        for record, partition, error in self._failed:
+            partitions.setdefault(partition, []).append((record, error.code()))
         for reports in partitions.values():
             codes = Counter(code for _, code in reports)
             if not codes[_OTHERS]:
                 continue
-            # One request has been told apart, with one named at least: a second one of two or more makes it three.
+            # One request was told apart, with at least one named record; a second request, of two or more, makes three.
             is_one = codes[ck.KafkaError.INVALID_RECORD] <= 2  # noqa: PLR2004
             for code, run in groupby(reports, itemgetter(1)):
                 records = [record for record, _ in run]
@@ -508,14 +514,14 @@ class Outlet:
         return named
 
     def _unanswered(self, producer: Any) -> str:
-        """Name the topics of the records that are left, of which none is sent any more."""
+        """Drop the records that are left, and return their topics."""
         with suppress(ck.KafkaException):
             producer.purge()
             _serve(producer.flush, _GLANCE)
         return ", ".join(sorted({topic for (topic, _, _), _, _ in self._failed if topic is not None}))
 
     def _flush(self, producer: Any, until: int = 0) -> None:
-        """Wait until so many records are left, or one has failed. The time begins anew with each that arrives."""
+        """Wait until ``until`` records are left, or one has failed. The timeout begins anew with each that arrives."""
         now = time.monotonic()
         end, last = now + self._timeout, now + self._transaction_seconds
         left = len(producer)
@@ -528,7 +534,7 @@ class Outlet:
                 raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))  # noqa: SLF001
 
     def _trouble(self, error: ck.KafkaError, doing: str, *, has_rows: bool = True) -> BrokerError:
-        """Our error; one that a new producer may not meet is `BrokerUnavailable`."""
+        """Translate an error; what a new producer may not meet becomes `BrokerUnavailable`."""
         if error.fatal() and not is_forbidden(error):
             return ProducerEnded(
                 f"Kafka ended the producer while {doing}",
@@ -550,12 +556,13 @@ class Outlet:
 
 
 def _serve(call: Callable[[float], int], seconds: float) -> int:
-    """Call what runs callbacks. There the client raises a fatal error; if a report comes with it, as this one's cause.
+    """Make a call that runs callbacks.
 
     :raises ck.KafkaException: a fatal error.
     """
     try:
         return call(seconds)
+    # If a report comes with a fatal error, the client raises that as the cause of another error.
     except SystemError as error:
         if isinstance(error.__cause__, ck.KafkaException):
             raise error.__cause__ from None
@@ -563,12 +570,11 @@ def _serve(call: Callable[[float], int], seconds: float) -> int:
 
 
 def expect_exact(settings: Mapping[str, Any]) -> None:
-    """Expect settings with which a producer keeps the order of a key, commits what the relay counts, and can work.
+    """Check that a producer with these settings keeps each key's order, commits what the relay counts, and can work.
 
-    librdkafka takes some of the others, and refuses some too late.
-
-    :raises ConfigurationError: the first setting that is another one. Its name is shown, never its value.
+    :raises ConfigurationError: a setting that breaks this. Its name is shown, never its value.
     """
+    # librdkafka accepts some of the bad ones, and refuses others too late.
     for name in settings:
         if name in _OURS:
             raise ConfigurationError(
@@ -594,15 +600,14 @@ def expect_exact(settings: Mapping[str, Any]) -> None:
 
 
 def _milliseconds(value: object) -> float:
-    """Not a number if it is none: librdkafka then says so of other settings, with their names."""
     try:
         return float(str(value))
     except ValueError:
-        return math.nan
+        return math.nan  # librdkafka itself refuses it, by its name
 
 
 def _reported_as(row: OutboxRow) -> _Record:
-    """A row, as a report shows it."""
+    # Reports show a missing key or value as an empty one.
     return row.topic, row.key or b"", row.value or b""
 
 
@@ -611,15 +616,13 @@ def _cause(error: ck.KafkaException) -> ck.KafkaError:
 
 
 def _is_of_topic(error: ck.KafkaError) -> bool:
-    """Whether it is about the topic or a permission, which no record is to blame for."""
+    """Whether the error is about the topic or a permission: then no record is at fault."""
     return error.code() in MISSING or is_forbidden(error)
 
 
 def _is_answer(error: ck.KafkaError) -> bool:
-    """Whether Kafka has answered, with what the same request meets again; whether a record is to blame, trials tell.
-
-    A time that Kafka does not take is the relay's clock, and no record's: rows have none.
-    """
+    """Whether Kafka has refused, and would do so again. Trials tell whether a record is at fault."""
+    # A refused timestamp is from the relay's clock: rows have none.
     if error.fatal() or error.code() == ck.KafkaError.INVALID_TIMESTAMP:
         return False
     return error.code() == ck.KafkaError.UNKNOWN or isinstance(broker_error(error, "producing"), BrokerRefused)

@@ -1,4 +1,4 @@
-"""What an overview asks Kafka: many topics and groups at once, where one that fails does not spoil the rest."""
+"""What an overview asks Kafka: many topics and groups at once; a failure of one does not affect the rest."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from offsetstore.runtime.functions import without_frames
 
 Committed = dict[str, "dict[TopicPartition, CommittedOffset] | BrokerError"]
 
-# In one request: librdkafka searches the request's whole list for each answer.
+# In one request: librdkafka searches the request's whole list for each partition of the answer.
 _PARTITIONS: Final = 1000
 _AT_ONCE: Final = 8
-# Of the time left, so that a coordinator that is down does not use up that of the logs' ends.
+# Shares of the time left, so that a coordinator that is down leaves some for the logs' ends.
 _COMMITTED_SHARE: Final = 1 / 2
 _MEMBERS_SHARE: Final = 1 / 4
 _READ_SECONDS: Final = 2.0
@@ -38,7 +38,7 @@ _POLL_SECONDS: Final = 0.1
 class GroupConnections:
     """Reads the committed offsets of many groups, each on a connection of its own: docs/decisions/0010.
 
-    The connections are kept for the next call, and those of groups without anything to ask for are ended.
+    The connections are kept for the next call; those of groups that it does not ask about are ended.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -48,7 +48,7 @@ class GroupConnections:
         self._kept: dict[str, GroupOffsets] = {}
 
     def read(self, asked: Mapping[str, Collection[TopicPartition]], deadline: Deadline) -> Committed:
-        """Read them, some groups at a time: the offsets of each group, or the error."""
+        """Return each group's offsets, or its error. Eight groups are read at a time."""
         for gone in self._kept.keys() - {group for group, partitions in asked.items() if partitions}:
             self._kept.pop(gone).close()
 
@@ -57,18 +57,17 @@ class GroupConnections:
                 return {}
             kept = self._kept.pop(group, None) or GroupOffsets(self._settings, group)
             try:
-                found = kept.committed(asked[group], deadline)
+                offsets = kept.committed(asked[group], deadline)
             except BrokerError as error:
-                kept.close()  # a late answer must not be taken for the next one's
+                kept.close()  # a late answer must not be taken for the next request's
                 return without_frames(error)
             self._kept[group] = kept
-            return found
+            return offsets
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="offsetstore-groups") as pool:
             return dict(zip(asked, pool.map(read_one, asked), strict=True))
 
     def close(self) -> None:
-        """End the connections."""
         while self._kept:
             self._kept.popitem()[1].close()
 
@@ -84,8 +83,8 @@ def take_snapshot(
     described = requests.topics(names)
     topics = client.outcomes([described], deadline)[0] if names else {}
     cluster_id = client.cluster_id(next(filter(is_topic, names), requests.OFFSETS_TOPIC), deadline)
-    there = {name: one for name, one in topics.items() if not isinstance(one, ck.KafkaError)}
-    numbers = {name: requests.partition_numbers(one) for name, one in there.items()}
+    there = {name: answer for name, answer in topics.items() if not isinstance(answer, ck.KafkaError)}
+    numbers = {name: requests.partition_numbers(description) for name, description in there.items()}
     committed = connections.read(
         {
             group: [TopicPartition(topic, number) for topic in topics for number in numbers.get(topic, ())]
@@ -94,7 +93,7 @@ def take_snapshot(
         deadline.part(_COMMITTED_SHARE),
     )
     members = _members(client, groups, deadline) if groups else {}
-    ends = _ends(client, {name: requests.led_partitions(one) for name, one in there.items()}, deadline)
+    ends = _ends(client, {name: requests.led_partitions(description) for name, description in there.items()}, deadline)
     return KafkaSnapshot(
         cluster_id,
         {
@@ -113,10 +112,10 @@ def _members(client: Client, groups: Collection[str], deadline: Deadline) -> dic
     [answer] = client.outcomes([asked], part)
     if isinstance(failure := answer["groups"], ck.KafkaError):
         return dict.fromkeys(groups, client.explained(failure, asked.doing, part))
-    found = {group: requests.has_members(answer, group) for group in groups}
+    outcomes = {group: requests.has_members(answer, group) for group in groups}
     return {
-        group: client.explained(one, asked.doing, part) if isinstance(one, ck.KafkaError) else one
-        for group, one in found.items()
+        group: client.explained(outcome, asked.doing, part) if isinstance(outcome, ck.KafkaError) else outcome
+        for group, outcome in outcomes.items()
     }
 
 
@@ -131,31 +130,32 @@ def _ends(
         deadline,
     )
     beginnings, ends, stable = (
-        {tp: one for answer in answers[kind * len(parts) : (kind + 1) * len(parts)] for tp, one in answer.items()}
+        {tp: info for answer in answers[kind * len(parts) : (kind + 1) * len(parts)] for tp, info in answer.items()}
         for kind in range(len(wanted))
     )
-    found: dict[str, dict[int, LogEnds | ck.KafkaError]] = {topic: {} for topic in numbers}
+    logs: dict[str, dict[int, LogEnds | ck.KafkaError]] = {topic: {} for topic in numbers}
     for tp in partitions:
         three = beginnings[tp], ends[tp], stable[tp]
-        error = next((one for one in three if isinstance(one, ck.KafkaError)), None)
+        error = next((info for info in three if isinstance(info, ck.KafkaError)), None)
         # All are asked at the same time, so a transaction may have ended in between.
-        found[tp.topic][tp.partition] = error or LogEnds(
+        logs[tp.topic][tp.partition] = error or LogEnds(
             three[0].offset, three[1].offset, min(three[1].offset, three[2].offset)
         )
-    return found
+    return logs
 
 
 def _topic(
     name: str, description: Any, ends: Mapping[int, LogEnds | ck.KafkaError], client: Client, deadline: Deadline
 ) -> TopicSnapshot:
-    failed = next((one for one in ends.values() if isinstance(one, ck.KafkaError)), None)
+    failed = next((log for log in ends.values() if isinstance(log, ck.KafkaError)), None)
     numbers = requests.partition_numbers(description)
+    # Partitions without a leader were not asked about: librdkafka would wait for them as long as the request may take.
     if failed is None and len(ends) < len(numbers):
         failed = ck.KafkaError(ck.KafkaError.LEADER_NOT_AVAILABLE)
     return TopicSnapshot(
         requests.topic_id(description),
         len(numbers),
-        {number: one for number, one in sorted(ends.items()) if isinstance(one, LogEnds)},
+        {number: log for number, log in sorted(ends.items()) if isinstance(log, LogEnds)},
         None if failed is None else _why(client, name, failed, f"reading the log ends of {name}", deadline),
     )
 
@@ -163,7 +163,7 @@ def _topic(
 def _group(
     committed: dict[TopicPartition, CommittedOffset] | BrokerError, *, members: bool | BrokerError
 ) -> GroupSnapshot:
-    errors = [one for one in (committed, members) if isinstance(one, BrokerError)]
+    errors = [result for result in (committed, members) if isinstance(result, BrokerError)]
     return GroupSnapshot(
         None if isinstance(committed, BrokerError) else committed,
         None if isinstance(members, BrokerError) else members,
@@ -184,7 +184,7 @@ def find_first_records(
 
     :raises BrokerError: Kafka does not answer for any of them.
     """
-    # A request holds a partition once, so the second times of partitions are another one, and so on.
+    # A request can ask for each partition once, so all second times go into another request, and so on.
     turns: list[dict[TopicPartition, int]] = []
     turn_of: Counter[TopicPartition] = Counter()
     for tp, time_ms in asked:
@@ -197,17 +197,17 @@ def find_first_records(
         requests.offsets_at({tp: requests.at(time_ms) for tp, time_ms in part.items()}, read_committed=False)
         for part in parts
     ]
-    found: dict[tuple[TopicPartition, int], FoundRecord | None] = {}
+    records: dict[tuple[TopicPartition, int], FoundRecord | None] = {}
     failed: ck.KafkaError | None = None
     for part, answer in zip(parts, client.outcomes(sent, deadline), strict=True):
-        for tp, one in answer.items():
-            if isinstance(one, ck.KafkaError):
-                failed = one
+        for tp, info in answer.items():
+            if isinstance(info, ck.KafkaError):
+                failed = info
             else:  # -1: no record is that recent
-                found[tp, part[tp]] = FoundRecord(one.offset, one.timestamp) if one.offset >= 0 else None
-    if failed is not None and not found:
+                records[tp, part[tp]] = FoundRecord(info.offset, info.timestamp) if info.offset >= 0 else None
+    if failed is not None and not records:
         raise client.explained(failed, "looking up records by time", deadline)
-    return found
+    return records
 
 
 def _parts(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
@@ -217,44 +217,42 @@ def _parts(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicParti
 def read_records(
     settings: ClientSettings, offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, FoundRecord | None]:
-    """Each partition's first record at or above an offset; see `BrokerOverview.read_records`.
-
-    The consumer joins no group and commits nothing, but librdkafka wants a group's name. It may lack permissions for
-    it; that is reported, and harms nothing.
-    """
+    """Read each partition's first record at or above an offset; see `BrokerOverview.read_records`."""
     config = {
+        # librdkafka requires a group's name, though the consumer joins none and commits nothing. The principal may lack
+        # permissions for the group; that is reported, and harms nothing.
         **consumer_config(settings, "offsetstore", deque(maxlen=1)),
         "isolation.level": "read_uncommitted",
         "auto.offset.reset": "earliest",
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 100,
-        "max.partition.fetch.bytes": 65_536,  # a batch of records that is larger comes all the same
+        "max.partition.fetch.bytes": 65_536,  # a larger batch of records comes all the same
     }
     return with_consumer(config, settings.config, lambda consumer: _read(consumer, offsets))
 
 
 def _read(consumer: ck.Consumer, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, FoundRecord | None]:
-    found: dict[TopicPartition, FoundRecord | None] = {}
+    records: dict[TopicPartition, FoundRecord | None] = {}
     failed: set[TopicPartition] = set()
     consumer.assign([ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()])
     until = time.monotonic() + _READ_SECONDS
-    while len(found.keys() | failed) < len(offsets) and time.monotonic() < until:
+    while len(records.keys() | failed) < len(offsets) and time.monotonic() < until:
         message = consumer.poll(_POLL_SECONDS)
         topic, number = (None, None) if message is None else (message.topic(), message.partition())
         if message is None or topic is None or number is None or number < 0:
             continue
         tp, error = TopicPartition(topic, number), message.error()
-        if tp in found:
+        if tp in records:
             continue
         if error is None:
             kind, at = message.timestamp()
             offset = message.offset()
             if kind != ck.TIMESTAMP_NOT_AVAILABLE and offset is not None:
-                found[tp] = FoundRecord(offset, at)
+                records[tp] = FoundRecord(offset, at)
             else:
                 failed.add(tp)
         elif error.code() == ck.KafkaError._PARTITION_EOF:  # noqa: SLF001 -- librdkafka's code, public all the same
-            found[tp] = None
+            records[tp] = None
         else:
             failed.add(tp)
-    return found
+    return records

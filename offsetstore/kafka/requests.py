@@ -20,7 +20,7 @@ _ZERO_ID: Final = str(ck.Uuid(0, 0))  # the answer of a broker that is older tha
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
-"""A topic of each cluster, to ask about where no other is known."""
+"""A topic that each cluster has, to ask about if no other is known."""
 
 EARLIEST: Final[Any] = _OffsetSpec.earliest()
 LATEST: Final[Any] = _OffsetSpec.latest()
@@ -41,7 +41,8 @@ def topics(names: Sequence[str]) -> AdminRequest[str]:
 
 
 def topic_id(description: Any) -> str | None:
-    """The id as Kafka writes it: 22 characters of URL-safe base64; librdkafka uses the standard alphabet."""
+    """The id as Kafka writes it, 22 characters of URL-safe base64; ``None`` if the broker is too old to have ids."""
+    # librdkafka uses the standard alphabet.
     text = str(description.topic_id).translate(_URL_SAFE)
     return None if text == _ZERO_ID else text
 
@@ -52,16 +53,17 @@ def partition_numbers(description: Any) -> list[int]:
 
 
 def led_partitions(description: Any) -> list[int]:
-    """The numbers of the partitions that have a leader: one without makes librdkafka wait for the whole request."""
+    """The numbers of the partitions that have a leader; for others librdkafka waits as long as the request may take."""
     return [info.id for info in description.partitions if info.leader is not None]
 
 
 def groups() -> AdminRequest[str]:
     """The state of every group that this principal may see; one answer, under the key ``groups``.
 
-    Each broker reports the groups that it coordinates. To describe one group, or to read its offsets, the admin client
-    looks for the coordinator, and ends the whole process if that is starting or moving: docs/decisions/0010.
+    Each broker reports the groups that it coordinates.
     """
+    # To describe one group, or to read its offsets, the admin client looks for the coordinator, and ends the whole
+    # process if that is starting or moving (decision 0010).
 
     def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
         return {"groups": admin.list_consumer_groups(request_timeout=seconds)}
@@ -71,11 +73,11 @@ def groups() -> AdminRequest[str]:
 
 def has_members(answer: Mapping[str, Any], group: str) -> bool | ck.KafkaError:
     """Whether `groups` shows members of the group; an error if a broker did not answer and no other knows the group."""
-    for each in answer["groups"].valid:
-        if each.group_id == group:
+    for listing in answer["groups"].valid:
+        if listing.group_id == group:
             # A group that only has offsets, like our copies, has no members; brokers before 2.6 report no state for it.
             # A state that librdkafka has no name for belongs to a newer protocol, and to a group that is not empty.
-            return not each.is_simple_consumer_group and each.state not in {
+            return not listing.is_simple_consumer_group and listing.state not in {
                 ck.ConsumerGroupState.EMPTY,
                 ck.ConsumerGroupState.DEAD,
             }
@@ -83,7 +85,7 @@ def has_members(answer: Mapping[str, Any], group: str) -> bool | ck.KafkaError:
 
 
 def offsets(partitions: Sequence[TopicPartition], spec: Any, *, read_committed: bool) -> AdminRequest[TopicPartition]:
-    """One offset of each partition; librdkafka sends one request to each leader, however many partitions it leads."""
+    """One offset of each partition. librdkafka sends one request to each leader, for all its partitions."""
     return offsets_at(dict.fromkeys(partitions, spec), read_committed=read_committed)
 
 
@@ -97,7 +99,7 @@ def offsets_at(specs: Mapping[TopicPartition, Any], *, read_committed: bool) -> 
         return {TopicPartition(tp.topic, tp.partition): future for tp, future in asked.items()}
 
     def is_empty(tp: TopicPartition, info: Any) -> bool:
-        """While leaders change, librdkafka may return -1001 without an error; -1 is an answer only to a time."""
+        # While leaders change, librdkafka may return -1001 without an error; -1 is an answer only to a time.
         return info.offset < (0 if specs[tp] in {EARLIEST, LATEST} else -1)
 
     doing = f"reading the log ends of {', '.join(sorted({tp.topic for tp in specs}))}"
@@ -105,13 +107,11 @@ def offsets_at(specs: Mapping[TopicPartition, Any], *, read_committed: bool) -> 
 
 
 def watermarks(beginning: Any, end: Any, latest: Any) -> Watermarks:
-    """What three answers of `offsets` say: the earliest, the end for the job, the latest reading uncommitted.
-
-    The last two are asked at the same time, so a transaction may have ended in between.
-    """
-    epoch = latest.leader_epoch  # negative where the broker is too old to say
+    """Combine three answers of `offsets`: the earliest, the end for the job, the latest reading uncommitted."""
+    epoch = latest.leader_epoch  # negative if the broker is too old to say
     known = epoch if epoch is not None and epoch >= 0 else None
     high = latest.offset
+    # The last two are asked at the same time, so a transaction may have ended in between.
     return Watermarks(beginning.offset, min(end.offset, high), high=high, leader_epoch=known)
 
 
@@ -129,7 +129,7 @@ def topic_permissions(names: Sequence[str]) -> AdminRequest[str]:
 def cluster_permissions() -> AdminRequest[str]:
     """What this principal may do with the cluster, for `allowed`; one answer, under the key ``cluster``.
 
-    Ask for `Client.cluster_id` first, and ask this seldom: docs/decisions/0010 says what it can end.
+    Ask for `Client.cluster_id` first, and ask this seldom: it can end the whole process (decision 0010).
     """
 
     def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
@@ -139,10 +139,10 @@ def cluster_permissions() -> AdminRequest[str]:
 
 
 def allowed(description: Any) -> frozenset[str]:
-    """The operations that a description names, such as ``READ``; DESCRIBE is named wherever another one includes it."""
+    """The operations that a description names, such as ``READ``; DESCRIBE, too, if another operation includes it."""
     if isinstance(description, ck.KafkaError):
         return frozenset()
-    return frozenset(operation.name for operation in description.authorized_operations or ())  # None: not one
+    return frozenset(operation.name for operation in description.authorized_operations or ())  # None if there are none
 
 
 def acls_of(principal: str) -> AdminRequest[str]:
@@ -167,12 +167,12 @@ def acls_of(principal: str) -> AdminRequest[str]:
 
 
 def has_acl(answer: Mapping[str, Any], acl: Acl) -> bool:
-    """Whether `acls_of` shows this one; another one that includes it does not count."""
+    """Whether `acls_of` shows exactly this ACL; another one that includes it does not count."""
     return binding(acl) in answer["acls"]
 
 
 def new_acls(acls: Sequence[Acl]) -> AdminRequest[Acl]:
-    """Create these; one that is there already stays as it is."""
+    """Create these ACLs; existing ones stay as they are."""
 
     def ask(admin: Any, seconds: float) -> Mapping[Acl, Future[Any]]:
         made = admin.create_acls([binding(acl) for acl in acls], request_timeout=seconds)
@@ -182,7 +182,7 @@ def new_acls(acls: Sequence[Acl]) -> AdminRequest[Acl]:
 
 
 def binding(acl: Acl) -> Any:
-    """The same as librdkafka has it."""
+    """The ACL in librdkafka's own type."""
     return _ADMIN.AclBinding(
         _ADMIN.ResourceType[acl.resource.upper().replace("-", "_")],
         acl.name,

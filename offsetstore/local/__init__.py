@@ -1,4 +1,4 @@
-"""PostgreSQL, Kafka and Spark on one machine, without Docker: from packages, cached."""
+"""PostgreSQL, Kafka and Spark on one machine, without Docker: from packages, which are cached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """Return where downloads and state are kept; it may not exist yet.
+    """Return the directory of downloads and state; it may not exist yet.
 
     It is ``OFFSETSTORE_CACHE``, else ``offsetstore`` in the user's cache directory (XDG).
     """
@@ -22,7 +22,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Generator[None]:
-    """Hold a file's lock: one process at a time; the system releases it even if the process is killed."""
+    """Hold a file's lock, one process at a time. The system releases it even if the process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -9,16 +9,14 @@ from offsetstore.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
 
-# Below the ephemeral range of Linux (32768) and macOS (49152). An ephemeral port can be taken by any outgoing
-# connection while our server restarts, even by our own client, which retries and is then connected to itself.
+# Below the ephemeral ranges of Linux (32768) and macOS (49152). While our server restarts, any outgoing connection can
+# take an ephemeral port, even our own client's, which retries and is then connected to itself.
 _FIRST, _LAST = 20_000, 32_000
 _ATTEMPTS = 100
 
 
 def free_port() -> int:
-    """Find a port that is free now.
-
-    It is not reserved: the server that is started on it may still find it taken.
+    """Find a port that is free now. It is not reserved: a server may still find it taken.
 
     :raises ConfigurationError: the loopback has none.
     """
@@ -35,7 +33,7 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could bind the port. An earlier server's connections that are still closing do not count."""
+    """Whether a server could bind the port. Connections of an earlier server that are still closing do not matter."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

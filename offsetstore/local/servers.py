@@ -1,7 +1,7 @@
 """What our servers have in common: they keep their files in a directory, and end with the process that started them.
 
-They listen only on the loopback. Their processes are in sessions of their own, so that Ctrl-C in the terminal reaches
-us and not them: we stop them in order, when the jobs that use them have ended.
+They listen only on the loopback. Each process has a session of its own, so that Ctrl-C in the terminal reaches us and
+not the servers: we stop them in order, after the jobs that use them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ T = TypeVar("T")
 Ports = TypeVar("Ports", bound=tuple[int, ...])
 
 _MEMORY = "/dev/shm"  # noqa: S108 - a private directory is made in it
-_ROOM = 6 << 30  # bytes: a PostgreSQL keeps a gigabyte of its log, and tests run some at once
+_ROOM = 6 << 30  # bytes: each PostgreSQL keeps a gigabyte of its log, and tests run several at once
 
 _PORT_ATTEMPTS = 5
 _LOOK_SECONDS = 0.05
 
-# Ends when its input does: after a word, the server was stopped or is to stay; without one, the other end of the pipe
-# is gone, and with it the process that held it.
+# Waits for its input. After the word, the server was stopped or is to stay. If the input ends without one, the process
+# at the other end of the pipe is gone.
 _SCRIPT = """\
 read -r word
 [ "$word" = leave ] && exit
@@ -40,21 +40,19 @@ while kill -0 "$2" 2>/dev/null; do sleep 0.2; done
 
 
 def memory() -> str | None:
-    """Return Linux's file system in memory, if it has room for a server's data, and programs may be run from it.
-
-    For many short-lived databases it is faster than a disk: ext4 searches long for a new file's inode where many files
-    were just deleted.
-    """
+    """Return Linux's file system in memory, if it has room for a server's data, and programs may be run from it."""
+    # Faster than a disk for many short-lived databases: where many files were just deleted, ext4 searches long for the
+    # inode of a new one.
     try:
-        found = os.statvfs(_MEMORY)
+        status = os.statvfs(_MEMORY)
     except OSError:
         return None
-    has_room = found.f_bavail * found.f_frsize >= _ROOM
-    return _MEMORY if has_room and not found.f_flag & os.ST_NOEXEC else None
+    has_room = status.f_bavail * status.f_frsize >= _ROOM
+    return _MEMORY if has_room and not status.f_flag & os.ST_NOEXEC else None
 
 
 def tail(path: Path, *, lines: int = 20) -> str:
-    """Return the last lines of a log; an empty text if there is no file."""
+    """Return the last lines of a log; empty if there is no file."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
@@ -63,10 +61,10 @@ def tail(path: Path, *, lines: int = 20) -> str:
 
 
 class Watchdog:
-    """Ends a server when the process that started it is killed: none of our code runs then, but a waiting shell can.
+    """Ends a server when the process that started it is killed: none of our code can run then, but a waiting shell can.
 
     :param how: the signal for the server's process, without ``SIG``.
-    :param temporary: a directory to be removed with it.
+    :param temporary: a directory to remove after that.
     """
 
     def __init__(self, pid: int, *, how: str, temporary: Path | None) -> None:
@@ -80,14 +78,14 @@ class Watchdog:
         )
 
     def leave(self) -> None:
-        """Call it off: the server has been stopped, or is to outlive us."""
+        """Let the server be: it was stopped, or is to outlive us."""
         self._shell.communicate(b"leave\n")
 
 
 def known(value: T | None, name: str) -> T:
-    """Return what a server has from its first start on.
+    """Return a value that a server has from its first start on.
 
-    :raises ConfigurationError: it was not started.
+    :raises ConfigurationError: the server was not started.
     """
     if value is None:
         raise ConfigurationError(
@@ -97,7 +95,7 @@ def known(value: T | None, name: str) -> T:
 
 
 class EmbeddedServer(Generic[Ports]):
-    """Started on entry; stopped, and if its directory is temporary removed, on exit.
+    """Started on entry; stopped on exit, and a temporary directory is removed.
 
     :param directory: where it keeps its files; a temporary one, made at the first start, if not given.
     :param ports: on the loopback; free ones if not given. They stay the same across restarts.
@@ -123,12 +121,11 @@ class EmbeddedServer(Generic[Ports]):
 
     @property
     def log(self) -> Path:
-        """Its log file."""
         return self.directory / "server.log"
 
     @property
     def pid(self) -> int | None:
-        """Its main process id, ``None`` if it does not run."""
+        """The id of its main process; ``None`` if it does not run."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -141,7 +138,7 @@ class EmbeddedServer(Generic[Ports]):
         """Start, unless it runs, and wait until it answers. The first start of a directory makes its data.
 
         :raises StoreUnavailable, BrokerUnavailable: it does not start; with the end of its log.
-        :raises MissingDependency: its programs are not there, or can't be downloaded.
+        :raises MissingDependency: its programs are missing, or can't be downloaded.
         :raises ConfigurationError: its account can't reach the directory.
         """
         self._owner_process = os.getpid()
@@ -159,7 +156,7 @@ class EmbeddedServer(Generic[Ports]):
         return self
 
     def close(self) -> None:
-        """Stop, and remove what was temporary."""
+        """Stop, and remove a temporary directory."""
         atexit.unregister(self._close_at_exit)
         if self._directory is None and self._temporary is None:
             return
@@ -170,26 +167,26 @@ class EmbeddedServer(Generic[Ports]):
             self._ports = self._fixed_ports
 
     def _prepare(self) -> None:
-        """Make the directory and what has to be in it."""
+        """Make the directory and its contents."""
         raise NotImplementedError
 
     def _free_ports(self) -> Ports:
         raise NotImplementedError
 
     def _found_ports(self) -> Ports:
-        """Where a server listens that runs already, started by another process."""
+        """The ports of a server that already runs, started by another process."""
         raise NotImplementedError
 
     def _run_on(self, ports: Ports) -> OffsetStoreError | None:
-        """Start on these ports, and wait until it answers; return why it does not."""
+        """Start on these ports, and wait until the server answers; return the error if it does not."""
         raise NotImplementedError
 
     def _stop_for_good(self) -> None:
-        """Stop; what is in a temporary directory will not be read again."""
+        """Stop; the data in a temporary directory will not be read again."""
         raise NotImplementedError
 
     def _launch(self) -> None:
-        """Start on our ports; if free ones were taken in the meantime, choose others."""
+        """Start on our ports; if free ones have been taken meanwhile, choose others."""
         attempts = _PORT_ATTEMPTS if self._ports is None else 1
         while True:
             ports = self._ports or self._free_ports()
@@ -197,11 +194,11 @@ class EmbeddedServer(Generic[Ports]):
                 self._ports = ports
                 return
             attempts -= 1
+            # If all of them are free, the ports are not why it did not start.
             if attempts == 0 or all(is_free(port) for port in ports):
                 raise failed
 
     def _watch(self) -> None:
-        """From now on, end its process with ours."""
         if self._watchdog is None and (pid := self.pid) is not None:
             self._watchdog = Watchdog(pid, how=self._ended_by, temporary=self._temporary)
 
@@ -211,7 +208,6 @@ class EmbeddedServer(Generic[Ports]):
             watchdog.leave()
 
     def _leave(self) -> None:
-        """Let the server outlive this process."""
         atexit.unregister(self._close_at_exit)
         self._call_off()
 
@@ -221,16 +217,14 @@ class EmbeddedServer(Generic[Ports]):
 
 
 def is_process_of(pid: int, directory: Path) -> bool:
-    """Whether the process runs and is the server that keeps its files there.
-
-    A process id alone says little: after a reboot it may be another process's.
-    """
+    """Whether the process runs and is the server that keeps its files there."""
+    # The id alone says little: after a reboot it may be another process's.
     _reap(pid)
     return str(directory) in _command_line(pid)
 
 
 def end_process(pid: int, *, seconds: float) -> None:
-    """Ask a process to stop and wait for it; kill it after that time."""
+    """Ask a process to stop, and wait; kill it after ``seconds``."""
     deadline = time.monotonic() + seconds
     how = signal.SIGTERM
     while True:
@@ -257,7 +251,7 @@ def _runs(pid: int) -> bool:
 
 
 def _reap(pid: int) -> None:
-    """Reap a child of ours that has ended; otherwise it would seem to run."""
+    """Reap the process if it is our child and has ended; otherwise it would seem to run."""
     with suppress(ChildProcessError):  # not a child of ours
         os.waitpid(pid, os.WNOHANG)
 

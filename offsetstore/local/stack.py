@@ -1,4 +1,4 @@
-"""A PostgreSQL and a Kafka that keep running when the command that started them has ended: ``offsetstore local``.
+"""A PostgreSQL and a Kafka that keep running after the command that started them: ``offsetstore local``.
 
 A file in the cache directory records what runs where. Data are kept across ``down`` and ``up``.
 """
@@ -37,26 +37,25 @@ class ServiceStatus:
 
     @classmethod
     def of(cls, name: str, directory: str, pid: int | None, port: int | None, address: str) -> ServiceStatus:
-        """Check the server itself: it is that process, and answers."""
+        """Check whether the process is this server, and answers."""
         running = bool(pid and port and is_process_of(pid, Path(directory)) and answers(port))
         return cls(name, running, address if port else "", pid if running else None, Path(directory))
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresState:
-    """What has to be known to find the server again."""
+    """What is needed to find the server again."""
 
     directory: str
     password: str
     port: int | None = None
 
     def server(self) -> PostgresServer:
-        """Return the server, which may or may not run."""
+        """Return the server, running or not."""
         directory = Path(self.directory)
         return PostgresServer(directory=directory, port=self.port, user=_USER, password=self.password)
 
     def started(self) -> PostgresState:
-        """Start it."""
         server = self.server().start()
         if _DATABASE not in server.sql("SELECT datname FROM pg_database").splitlines():
             server.create_database(_DATABASE)
@@ -65,7 +64,6 @@ class PostgresState:
 
     @property
     def status(self) -> ServiceStatus:
-        """How it is now."""
         server = self.server()
         url = server.database_url(_DATABASE) if self.port else ""
         return ServiceStatus.of("PostgreSQL", self.directory, server.pid, self.port, url)
@@ -73,40 +71,37 @@ class PostgresState:
 
 @dataclass(frozen=True, slots=True)
 class KafkaState:
-    """What has to be known to find the broker again."""
+    """What is needed to find the broker again."""
 
     directory: str
     ports: tuple[int, int, int] | None = None
     pid: int | None = None
 
     def started(self) -> KafkaState:
-        """Start it."""
         ports = KafkaPorts(*self.ports) if self.ports else None
         broker = KafkaBroker(directory=Path(self.directory), ports=ports, start_seconds=_START_SECONDS).start()
         return replace(self, ports=broker.ports[:3], pid=broker.detach())
 
     @property
     def status(self) -> ServiceStatus:
-        """How it is now."""
         port = self.ports[0] if self.ports else None
         return ServiceStatus.of("Kafka", self.directory, self.pid, port, f"{LOOPBACK}:{port}")
 
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """The content of the file."""
+    """What the file holds."""
 
     postgres: PostgresState
     kafka: KafkaState
 
     @property
     def services(self) -> list[ServiceStatus]:
-        """How both are."""
         return [self.postgres.status, self.kafka.status]
 
 
 def up() -> list[ServiceStatus]:
-    """Start what does not run yet, on the ports of last time if there was one, and wait until it answers.
+    """Start what does not run yet, on the same ports as last time, and wait until it answers.
 
     :raises MissingDependency: no Java, or something can't be downloaded.
     :raises StoreUnavailable: PostgreSQL does not start.
@@ -114,7 +109,7 @@ def up() -> list[ServiceStatus]:
     """
     with locked(_home() / "lock"):
         state = _read() or _new()
-        _write(state)  # first of all the password, without which the data are of no use
+        _write(state)  # first the password, without which the data are of no use
         if not state.postgres.status.running:
             state = replace(state, postgres=state.postgres.started())
             _write(state)
@@ -125,7 +120,7 @@ def up() -> list[ServiceStatus]:
 
 
 def status() -> list[ServiceStatus]:
-    """Check the servers themselves. Empty if there never was a stack."""
+    """Check the servers themselves. Empty if there is no stack."""
     state = _read()
     return [] if state is None else state.services
 
@@ -133,7 +128,7 @@ def status() -> list[ServiceStatus]:
 def down(*, delete_data: bool = False) -> list[ServiceStatus]:
     """Stop what runs, Kafka first. Return what was stopped.
 
-    :param delete_data: also forget the stack and remove what its servers kept.
+    :param delete_data: also forget the stack, and remove its servers' data.
     """
     with locked(_home() / "lock"):
         state = _read()
@@ -160,7 +155,7 @@ def _file() -> Path:
 
 
 def _new() -> StackState:
-    """Choose where the data will be: in the cache, or if PostgreSQL's account can't enter it, below /tmp."""
+    """Choose where the data will be: in the cache, or below /tmp if PostgreSQL's account can't enter the cache."""
     account = unprivileged_account()
     home = _home()
     home.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """A job on the local stack: ``offsetstore local submit``.
 
 pyspark itself calls spark-submit when the job makes its session, with the options of PYSPARK_SUBMIT_ARGS. So Java is
-below the job, and not above it as under a spark-submit on the command line: signals reach the job, the exit code is
-the job's, and Java ends when the job does.
+the job's child, not its parent as with spark-submit on the command line: signals reach the job, the exit code is the
+job's, and Java ends when the job does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from offsetstore.local.stack import ServiceStatus
 
 
 def submit(job: str, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by the job's.
+    """Replace this process by the job.
 
     :param job: the path of a Python file.
     :raises ConfigurationError: the local stack is not running.
@@ -58,6 +58,6 @@ def job_environment(services: Sequence[ServiceStatus], environment: Mapping[str,
         "PYTHONUNBUFFERED": "1",  # as under spark-submit
         **environment,
         **spark_environment(),
-        "SPARK_HOME": str(pyspark_directories()[0]),  # another Spark could not load these jars
+        "SPARK_HOME": str(pyspark_directories()[0]),  # another Spark could not load our jars
         "PYSPARK_SUBMIT_ARGS": f"{shlex.join(options)} {environment.get('PYSPARK_SUBMIT_ARGS', 'pyspark-shell')}",
     }

@@ -1,4 +1,4 @@
-"""The line of JAAS from which Kafka's Java client takes its user name and password."""
+"""The JAAS line from which Kafka's Java client takes its user name and password."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ class Login:
 def parse_jaas(line: str) -> Login:
     """Read ``…PlainLoginModule required username="…" password="…";``, or the same of ``ScramLoginModule``.
 
-    The class's package does not matter: some platforms ship Kafka's classes under another one.
-
     :raises ConfigurationError: another login module, several of them, no user name or no password, a delegation token
         (librdkafka supports none). The message never holds a value.
     """
     tokens = _tokens(line)
     if not _is_one_module(tokens):
         _refuse("it must name exactly one login module")
+    # Without its package: some platforms ship Kafka's classes under another one.
     module = tokens[0].rpartition(".")[2]
     if module not in _PASSWORD_MODULES:
         _refuse(f"unknown login module {module}")

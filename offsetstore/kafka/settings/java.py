@@ -28,12 +28,12 @@ _RENAMED: Final = {
     "send.buffer.bytes": "socket.send.buffer.bytes",
     "receive.buffer.bytes": "socket.receive.buffer.bytes",
 }
-# Where to connect, how, and as whom: dropping one of these silently could connect to the wrong place, or less safely
-# than the job does. Every other setting (fetch sizes, polling, groups, serializers, metrics, a producer's)
-# has no effect on our few requests, and is dropped.
+# Where to connect, how, and as whom: if we silently dropped one of these, we could connect to the wrong place, or less
+# safely than the job does. Other settings (fetch sizes, polling, groups, serializers, metrics, a producer's) have no
+# effect on our few requests, and are dropped.
 _CONNECTION: Final = ("bootstrap.", "client.", "config.", "connections.", "reconnect.", "retry.", "request.", "sasl.",
                       "security.", "socket.", "ssl.")  # fmt: skip
-# Those of them that can be dropped: Java's own machinery, which has no counterpart and needs none.
+# Of these, what can be dropped: Java's own machinery, which has no counterpart and needs none.
 _JAVA_ONLY: Final = frozenset({
     "socket.connection.setup.timeout.max.ms", "ssl.protocol", "ssl.enabled.protocols", "ssl.keymanager.algorithm",
     "ssl.trustmanager.algorithm", "ssl.secure.random.implementation",
@@ -53,7 +53,7 @@ _MAX_SOCKET_TIMEOUT_MS: Final = 300_000  # librdkafka's upper limit; Java has no
 
 
 def librdkafka_settings(java: Mapping[str, str]) -> dict[str, str]:
-    """Translate settings, named without ``kafka.``; those of SASL and TLS count only if the protocol uses them.
+    """Translate settings, named without ``kafka.``. SASL and TLS settings count only if the protocol uses them.
 
     :raises ConfigurationError: a setting has no counterpart, or is unknown and could change the connection.
     """
@@ -93,7 +93,7 @@ def _protocol(java: Mapping[str, str]) -> tuple[bool, bool]:
         _refuse("security.protocol", "not one of Kafka's protocols", expected=" | ".join(_PROTOCOLS))
     sasl = protocol.startswith("SASL_")
     if sasl and "sasl.mechanism" in java:
-        _mechanism(java)  # first: what goes with another one has no counterpart either
+        _mechanism(java)  # first: the settings of an unknown mechanism would be refused by their own names
     return sasl, protocol.endswith("SSL")
 
 

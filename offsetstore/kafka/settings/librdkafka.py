@@ -1,4 +1,4 @@
-"""librdkafka's settings as the user gives them: checked without a connection, and never shown."""
+"""librdkafka's settings as the user gives them: checked without a connection, never shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.settings.mechanisms import check_token_source
 
 _OTHER_CLIENTS: Final = frozenset({"subscribe", "assign", "subscribePattern", "sasl.jaas.config"})
-_OF_PATTERNS: Final = frozenset("^$*+?()[]{}|\\")  # which no topic has in its name
+_OF_PATTERNS: Final = frozenset("^$*+?()[]{}|\\")  # no topic's name can have these
 _LEVELS: Final = ("read_uncommitted", "read_committed")  # the first is Kafka's and Spark's default
 
 
@@ -21,7 +21,7 @@ class ClientSettings:
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        """Copy and check them.
+        """Copy and check the settings.
 
         :raises ConfigurationError: no address, a setting of Spark's or Java's, ``error_cb``, ``default.topic.config``,
             a wrong isolation level, OAUTHBEARER without a source of tokens.

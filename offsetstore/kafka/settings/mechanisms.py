@@ -1,4 +1,4 @@
-"""How to log in where Java's client has a way of its own that can't be translated: what to give a `Broker` instead."""
+"""What to give a `Broker` if Java's client logs in by a mechanism that can't be translated."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _INSTEAD: Final = {"AWS_MSK_IAM": _MSK, "OAUTHBEARER": _OAUTHBEARER, "GSSAPI": _
 
 
 def instead_of(mechanism: object) -> str | None:
-    """What to do for a mechanism that only Java's client knows, or knows otherwise."""
+    """What to do about a mechanism that only Java's client has, or has in another form; ``None`` for any other."""
     return _INSTEAD.get(str(mechanism).strip().upper())
 
 
 def check_token_source(settings: Mapping[str, Any]) -> None:
-    """Refuse OAUTHBEARER without a way to get tokens, for which librdkafka would wait until the time is up.
+    """Check that OAUTHBEARER has a source of tokens: without one, librdkafka would wait until the time is up.
 
-    :raises ConfigurationError: there is none.
+    :raises ConfigurationError: it has none.
     """
     mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms"))
     ways = ("oauth_cb", "sasl.oauthbearer.method", "sasl.oauthbearer.config")

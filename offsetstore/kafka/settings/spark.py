@@ -32,11 +32,11 @@ class ReaderOptions:
 
 
 def read_options(options: Mapping[str, object]) -> ReaderOptions:
-    """Take from the reader's options what a broker client needs; Spark's own tuning is left to Spark.
+    """Take what a broker client needs from the reader's options; Spark's own tuning is left to Spark.
 
     As in Spark, the case of keys does not matter, and values become text as in PySpark.
 
-    :raises ConfigurationError: a setting can't be translated, a boolean is none, or topics are given twice, by a
+    :raises ConfigurationError: a setting can't be translated, a boolean is not one, or topics are given twice, by a
         pattern, or by no name.
     :raises UnsupportedQuery: ``failOnDataLoss=false``, an option that overrides ``startingOffsets``, or Spark Connect.
     """
@@ -50,7 +50,7 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
 
 
 def _refuse_connect() -> None:
-    """Refuse Spark Connect here, before a job is fenced; pyspark itself sets the variable."""
+    # Here, before a job is fenced. pyspark itself sets the variable.
     if _CONNECT in os.environ:
         raise UnsupportedQuery(
             "the sink can't run on Spark Connect: it needs the claim in the driver's process",
@@ -65,17 +65,17 @@ def _text(value: object) -> str:
 
 
 def _topics(options: Mapping[str, str]) -> tuple[tuple[str, ...] | None, dict[str, frozenset[int]] | None]:
-    given = [name for name in _SOURCES if name in options]
-    if "subscribepattern" in given:
+    sources = [name for name in _SOURCES if name in options]
+    if "subscribepattern" in sources:
         raise ConfigurationError(
             "subscribePattern can't be used: its topics are only known while Spark runs, and can change "
             "from batch to batch",
             expected="topics by name",
             next_step='Name the topics: "subscribe": "payments,refunds".',
         )
-    if len(given) > 1:
+    if len(sources) > 1:
         raise ConfigurationError(
-            "the topics are named twice", found=given, expected="subscribe or assign", next_step="Remove one of them."
+            "the topics are named twice", found=sources, expected="subscribe or assign", next_step="Remove one of them."
         )
     if "subscribe" in options:
         topics = tuple(dict.fromkeys(name.strip() for name in options["subscribe"].split(",") if name.strip()))

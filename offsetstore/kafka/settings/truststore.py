@@ -22,8 +22,6 @@ _PKCS12: Final = b"\x30"  # ASN.1, a sequence
 def authorities(location: str, password: str | None) -> str:
     """Read a truststore's authorities with Java's keytool, as PEM. As in Java, the format is detected.
 
-    If an entry has a key, Java trusts the key's own certificate, and so do we.
-
     :raises ConfigurationError: no such file, no keytool, a wrong password, no certificate. Never shows the password.
     """
     if not Path(location).is_file():
@@ -31,9 +29,11 @@ def authorities(location: str, password: str | None) -> str:
     keytool = _keytool()
     if keytool is None:
         _refuse("librdkafka can't read Java's truststores, and there is no keytool to convert it")
+    # In English, since what it prints is parsed below.
     command = [keytool, "-J-Duser.language=en", "-list", "-rfc", "-keystore", location]
     environment = dict(os.environ)
     if password is not None:
+        # By the environment: every user can see a command line.
         command += ["-storepass:env", _PASSWORD]
         environment[_PASSWORD] = password
     try:
@@ -52,10 +52,11 @@ def authorities(location: str, password: str | None) -> str:
         said = re.search(r"^keytool error: (.*)", done.stdout, re.MULTILINE)
         _refuse(f"keytool can't read it{f' ({said[1]})' if said and not _holds(said[1], password) else ''}")
     entries = re.split(r"^Alias name: ", done.stdout, flags=re.MULTILINE)[1:]
-    found = [match[0] for entry in entries if (match := _CERTIFICATE.search(entry))]
-    if not found:
+    # An entry with a key has a chain: Java trusts the key's own certificate, which comes first, and so do we.
+    certificates = [match[0] for entry in entries if (match := _CERTIFICATE.search(entry))]
+    if not certificates:
         _refuse("it shows no certificate; a PKCS12 store shows none without its password")
-    return "\n".join(found) + "\n"
+    return "\n".join(certificates) + "\n"
 
 
 def keystore_format(location: str) -> str | None:
@@ -71,13 +72,13 @@ def keystore_format(location: str) -> str | None:
 
 
 def _keytool() -> Path | None:
-    """Look beside the Java that Spark uses: JAVA_HOME's, then PATH's."""
+    """Find keytool beside the Java that Spark uses: JAVA_HOME's, then PATH's."""
     home, java = os.environ.get("JAVA_HOME"), shutil.which("java")
     directories = [Path(home) / "bin"] if home else []
     if java:
         directories += [Path(java).parent, Path(java).resolve().parent]
     names = (str(directory / "keytool") for directory in directories)
-    return next((Path(found) for name in names if (found := shutil.which(name))), None)
+    return next((Path(program) for name in names if (program := shutil.which(name))), None)
 
 
 def _holds(text: str, password: str | None) -> bool:

@@ -1,6 +1,6 @@
-"""The settings of a one-node Kafka: KRaft, listeners on the loopback, as few internal partitions as possible.
+"""The settings of a one-node Kafka: KRaft, listeners on the loopback, few internal partitions.
 
-Its certificates are made by Java's keytool: an authority, a server's and a client's.
+Java's keytool makes its certificates: an authority's, a server's and a client's.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from offsetstore.local.free_ports import LOOPBACK, free_port
 from offsetstore.local.spark.java import find_java
 
 STARTED = "Kafka Server started"
-"""What the broker's log says when it serves all its listeners."""
+"""What the broker's log says once it serves all its listeners."""
 
 SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
-"""Kafka's mechanisms of that kind."""
+"""Kafka's SCRAM mechanisms."""
 
 _PASSWORD = "OFFSETSTORE_KEYTOOL_PASSWORD"  # noqa: S105 - the variable that passes it on
 _SECONDS = 60
@@ -42,8 +42,7 @@ logger.started.level = info
 class KafkaPorts(NamedTuple):
     """Where the broker listens: without credentials, with them, and for its own controller.
 
-    A secured broker listens as well with TLS, with TLS and credentials, and with TLS that asks the client for a
-    certificate.
+    A secured broker also listens with TLS, with TLS and credentials, and with TLS that asks clients for a certificate.
     """
 
     plain: int
@@ -55,11 +54,11 @@ class KafkaPorts(NamedTuple):
 
     @classmethod
     def free(cls) -> KafkaPorts:
-        """Choose three that are free now."""
+        """Choose ports that are free now, for a broker that is not secured."""
         return cls(*_free(set()))
 
     def secured(self) -> KafkaPorts:
-        """Choose those of a secured broker, too, unless it has them."""
+        """Add free ports for the listeners of a secured broker, unless it has them."""
         return self if self.ssl else KafkaPorts(*self[:3], *_free({*self}))
 
 
@@ -72,7 +71,7 @@ def _free(others: set[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Where they are. All Java stores have one password; the directory's mode keeps others out."""
+    """The files. All Java stores have the same password; the directory's mode keeps others out."""
 
     directory: Path
     password: str = "offsetstore"  # noqa: S105
@@ -84,12 +83,12 @@ class Certificates:
 
     @property
     def truststore(self) -> Path:
-        """The same in PKCS12, as Java reads it."""
+        """The authority's certificate in PKCS12, as Java reads it."""
         return self.directory / "truststore.p12"
 
     @property
     def old_truststore(self) -> Path:
-        """The same in Java's older format, JKS."""
+        """The authority's certificate in Java's older format, JKS."""
         return self.directory / "truststore.jks"
 
     @property
@@ -99,15 +98,16 @@ class Certificates:
 
     @property
     def client(self) -> Path:
-        """The same of a client."""
+        """A client's certificate and key, in PKCS12."""
         return self.directory / "client.p12"
 
     def make(self) -> None:
-        """Make the missing ones. Only its owner can enter the directory.
+        """Make the certificates, unless they exist. Only the owner can enter the directory.
 
         :raises BrokerUnavailable: keytool fails; with its message.
         :raises MissingDependency: no Java, or one without keytool.
         """
+        # The client's is made last: if it exists, so do the others.
         if self.client.exists():
             return
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class SecuredListeners:
-    """How a client reaches a secured broker. ``mutual`` is the protocol SSL, with a client's certificate."""
+    """How a client reaches a secured broker. ``mutual`` is SSL with a client's certificate."""
 
     ssl: str
     sasl_ssl: str
@@ -178,7 +178,7 @@ class SaslUser:
     @property
     def scram(self) -> list[str]:
         """StorageTool's arguments that add the user: SCRAM's users are part of the cluster's data."""
-        return [f"--add-scram={each}=[name={self.name},password={self.password}]" for each in SCRAM]
+        return [f"--add-scram={mechanism}=[name={self.name},password={self.password}]" for mechanism in SCRAM]
 
 
 def server_properties(ports: KafkaPorts, user: SaslUser, data: Path) -> dict[str, str]:
@@ -206,11 +206,11 @@ def server_properties(ports: KafkaPorts, user: SaslUser, data: Path) -> dict[str
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
-        # After a SIGKILL the next start waits until the controller has forgotten the broker that died: 9 s by default.
+        # After a SIGKILL, the next start waits until the controller has forgotten the dead broker: 9 s by default.
         "broker.session.timeout.ms": "4000",
         "broker.heartbeat.interval.ms": "500",
-        # A deleted topic's files are removed soon, and so are the records below a log's new beginning. With 0, Kafka
-        # looks for some each millisecond.
+        # A deleted topic's files, and records below a log's new beginning, are removed soon. With 0, Kafka would look
+        # for some each millisecond.
         "log.segment.delete.delay.ms": "100",
         "log.retention.ms": "-1",
         "num.network.threads": "2",
@@ -250,5 +250,5 @@ def secured_properties(
 
 
 def as_properties(settings: dict[str, str]) -> str:
-    """Write a properties file; characters that Java would misread are escaped."""
+    """Return a properties file's text; a backslash is doubled, as Java would read it as an escape."""
     return "".join(f"{name}={value.replace(chr(92), chr(92) * 2)}\n" for name, value in settings.items())

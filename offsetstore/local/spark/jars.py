@@ -1,4 +1,4 @@
-"""Download sets of jars once, with Java and the Ivy inside pyspark alone, and keep them."""
+"""Downloads sets of jars once, with nothing but Java and pyspark's own Ivy, and keeps them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _LOOKED_UP_STEP = 10
 def jars(jar_set: JarSet, *, instead: Sequence[JarSet] = (), notice: Notice | None = None) -> tuple[Path, ...]:
     """Return the jars' paths, sorted; download them if they are not in the cache.
 
-    If two processes ask at once, only one downloads. A set is in the cache only as a whole.
+    If two processes ask at once, only one downloads. A set is in the cache as a whole or not at all.
 
-    :param instead: what is downloaded, and kept in its place, if it can't be: the first of them that can.
+    :param instead: sets to try in this order if ``jar_set`` can't be downloaded; kept in its place.
     :param notice: gets the progress of the download in words; printed to the terminal if not given.
     :raises MissingDependency: no Java, no Ivy, or the download fails.
     """
@@ -54,7 +54,7 @@ def jars(jar_set: JarSet, *, instead: Sequence[JarSet] = (), notice: Notice | No
 
 
 def _whole(target: Path) -> tuple[Path, ...] | None:
-    """Return the set's jars, if each is there in its full size."""
+    """Return the set's jars if each has its full size."""
     try:
         sizes: dict[str, int] = json.loads((target / _MANIFEST).read_text())
         whole = all((target / name).stat().st_size == size for name, size in sizes.items())
@@ -90,7 +90,7 @@ def _download(jar_set: JarSet, target: Path, notice: Notice) -> None:
         _run_ivy(jar_set, descriptor, new, notice)
         sizes = {jar.name: jar.stat().st_size for jar in new.glob("*.jar")}
         (new / _MANIFEST).write_text(json.dumps(sizes, indent=1, sort_keys=True))
-        shutil.rmtree(target, ignore_errors=True)  # a set that was damaged later
+        shutil.rmtree(target, ignore_errors=True)  # a damaged set may be there
         new.rename(target)
         notice(f"{jar_set.name}: {len(sizes)} jars, {sum(sizes.values()) / 1e6:.0f} MB")
     finally:
@@ -136,7 +136,7 @@ def _run_ivy(jar_set: JarSet, descriptor: Path, into: Path, notice: Notice) -> N
 
 
 def _tell(jar_set: JarSet, output: Iterable[str], lines: list[str], notice: Notice) -> None:
-    """Report Ivy's progress. It names each jar that it has; how many there are is known when all are looked up."""
+    # Ivy names each jar that it has; how many there are is known only after all were looked up.
     looked_up = downloaded = 0
     for line in output:
         lines.append(line.rstrip())
@@ -151,7 +151,7 @@ def _tell(jar_set: JarSet, output: Iterable[str], lines: list[str], notice: Noti
 
 def _complaints(lines: list[str]) -> list[str]:
     """What Ivy could not find, or else its last lines."""
-    named = [found[1] for line in lines if (found := re.fullmatch(r"\s*:: (\S+#\S.*)", line))]
+    named = [match[1] for line in lines if (match := re.fullmatch(r"\s*:: (\S+#\S.*)", line))]
     return list(dict.fromkeys(named))[:_SHOWN_LINES] or lines[-_SHOWN_LINES:]
 
 
@@ -182,7 +182,7 @@ Notice: TypeAlias = Callable[[str], None]
 
 @contextmanager
 def notices(given: Notice | None) -> Generator[Notice]:
-    """Yield a function that shows notices, ``given`` if there is one. At a terminal, each replaces the last."""
+    """Yield a function that shows notices: ``given``, or one that prints. At a terminal, each replaces the last."""
     from rich.console import Console  # noqa: PLC0415 - jobs whose jars are there need none
     from rich.markup import escape  # noqa: PLC0415
 

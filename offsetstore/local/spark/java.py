@@ -1,4 +1,4 @@
-"""Find a Java that is new enough for Spark 4 and Kafka 4, and say what to install if there is none."""
+"""Finds a Java that is new enough for Spark 4 and Kafka 4, and says what to install if there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from offsetstore.errors import MissingDependency
 
 OLDEST_JAVA = 17
-"""Spark 4 and Kafka 4 run on this one and newer ones."""
+"""Spark 4 and Kafka 4 run on this version and newer ones."""
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a Java that runs for minutes on few cores: the second compiler would take half of its time."""
@@ -35,19 +35,19 @@ class Java:
 
     @property
     def home(self) -> Path:
-        """The value of JAVA_HOME with which others use this one."""
+        """The value of JAVA_HOME with which other programs use this Java."""
         return self.program.resolve().parent.parent
 
     @property
     def keytool(self) -> Path:
-        """The program that manages certificates; every Java runtime has it."""
+        """The program that manages certificates; every complete Java runtime has it."""
         return self.program.resolve().with_name(f"keytool{self.program.suffix}")
 
 
 def find_java() -> Java:
     """Find the first Java that is new enough: JAVA_HOME's, then PATH's.
 
-    :raises MissingDependency: there is none; with what was found, and what to install.
+    :raises MissingDependency: none is new enough; with what was found, and what to install.
     """
     seen: list[str] = []
     for origin, program in _candidates():
@@ -76,10 +76,10 @@ def java_version(program: Path) -> int | None:
 
 def parse_java_version(text: str) -> int | None:
     """Read the major version from what ``java -version`` prints; ``1.8.0_292`` is 8. ``None`` if there is none."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if found is None:
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if match is None:
         return None
-    major, minor = found.groups()
+    major, minor = match.groups()
     return int(minor) if major == "1" and minor else int(major)
 
 

@@ -1,7 +1,7 @@
 """Spark on this machine, with what it needs to read Kafka: for the demo, and for tests.
 
-``python -m offsetstore.local.spark.launch CONF``, the session's configuration as JSON, starts Spark, lets it do a
-little of what a job does, and ends: `offsetstore.local.spark.class_archive` keeps the classes that it has loaded then.
+``python -m offsetstore.local.spark.launch CONF``, with a session's configuration as JSON, starts Spark, lets it do a
+little of what a job does, and ends: `offsetstore.local.spark.class_archive` keeps the classes that it has loaded.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ def _connector(spark_version: str, notice: Notice | None) -> tuple[Path, ...]:
 
 
 def quick_conf(conf: Mapping[str, str], *, notice: Notice | None = None) -> dict[str, str]:
-    """Return settings on top of a `spark_conf` with which Spark starts quickly, and is quick for some minutes.
+    """Return settings on top of a `spark_conf` for a Spark that starts quickly, and runs for minutes.
 
     The first call on a machine takes half a minute: see `class_archive`.
 
-    :param notice: gets a notice of that.
+    :param notice: told of that.
     """
     quick = {
         "spark.driver.extraJavaOptions": f"{conf['spark.driver.extraJavaOptions']} {QUICK}",
-        # On the class path from the start, rather than copied to executors that are in the same process.
+        # On the class path from the start, instead of copied to executors in the same process.
         "spark.driver.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
         "spark.jars": "",
         "spark.python.daemon.module": "offsetstore.local.spark.workers",
@@ -106,12 +106,12 @@ def quick_conf(conf: Mapping[str, str], *, notice: Notice | None = None) -> dict
 
 
 def spark_environment() -> dict[str, str]:
-    """Return the environment variables that a process with such a Spark must have.
+    """Return the environment variables that a process with a local Spark needs.
 
     :raises MissingDependency: no Java that is new enough.
     """
     return {
-        # Spark's launcher looks at JAVA_HOME before the PATH, so an old one there would win over the one that we found.
+        # Spark's launcher looks at JAVA_HOME before the PATH, so an old Java there would win over the one we found.
         "JAVA_HOME": str(find_java().home),
         # Otherwise the workers run the `python3` on the PATH.
         "PYSPARK_PYTHON": sys.executable,
@@ -127,7 +127,7 @@ def local_session(
     extra_conf: Mapping[str, str] | None = None,
     notice: Notice | None = None,
 ) -> SparkSession:
-    """Start a SparkSession, or return the one that this process has.
+    """Start a SparkSession, or return this process's.
 
     :param extra_conf: on top of `spark_conf`.
     :raises MissingDependency: no Java, or the jars can't be downloaded.
@@ -141,7 +141,7 @@ def local_session(
 
 
 def stop_session(session: SparkSession, *, timeout: float = _EXIT_SECONDS) -> None:
-    """Stop Spark and its Java process, which otherwise stays until this process ends.
+    """Stop Spark and its Java process, which would otherwise stay until this process ends.
 
     :param timeout: seconds to wait for the Java process to end.
     """

@@ -1,4 +1,4 @@
-"""Spark's Python daemon, with what tasks import: the workers that it forks have it, and need not load it again."""
+"""Spark's Python daemon, with the modules that tasks import: the workers that it forks need not load them again."""
 
 from __future__ import annotations
 
