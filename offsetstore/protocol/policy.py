@@ -72,7 +72,7 @@ class StartPolicy:
                     expected="a datetime with tzinfo, such as UTC",
                 )
         else:
-            _one_of("auto_offset_reset", self.auto_offset_reset, (*get_args(AutoOffsetReset), "a datetime"))
+            _one_of("auto_offset_reset", self.auto_offset_reset, get_args(AutoOffsetReset), "a datetime")
 
     @property
     def timestamp_ms(self) -> int | None:
@@ -132,6 +132,9 @@ def spark_boolean(name: str, value: str) -> bool:
     return word == "true"
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def _one_of(name: str, value: object, allowed: tuple[str, ...], *more: str) -> None:
+    """Refuse a value that is not ``allowed``. What else would be, of another type, is only told."""
     if value not in allowed:
-        raise ConfigurationError(f"StartPolicy has an unknown {name}", found=repr(value), expected=" or ".join(allowed))
+        raise ConfigurationError(
+            f"StartPolicy has an unknown {name}", found=repr(value), expected=" or ".join((*allowed, *more))
+        )
