@@ -72,7 +72,7 @@ class MoveStore(_OfStore):
 
     def plan(self, session: Session) -> StoreDecided:
         before = session.identity()
-        # Where the home is unknown, nothing is compared: a copy of the database would pass for this one (decision 0050).
+        # Without a known home nothing is compared, and a copy of the database would pass for this one (decision 0050).
         if before.here is None:
             raise MissingPrivilege(
                 "the role may not read which database this is; nothing was written",
