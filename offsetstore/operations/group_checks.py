@@ -197,7 +197,6 @@ class _Checks:
             return Check(name, "attention", "Kafka did not tell how old the unread records are.")
         if not found:
             return Check(name, "ok", "No partition with unread records has stood while others advanced.")
-        # The first one has stood the longest.
         tp, part = next(iter(found.items()))
         assert part.stored is not None
         assert part.stored.updated_at is not None
@@ -230,7 +229,6 @@ class _Checks:
             return Check(
                 name, "attention", f"Kafka did not answer for its group: {error.what}", next_step=error.next_step
             )
-        # While a job runs, a copy may be newer than the row that was read before it.
         if (ahead := self._group.mirror_lead) and not self._group.is_live:
             text = (
                 f"Kafka's copies are {counted(ahead, 'offset')} ahead of the store: the database is older, as after a "

@@ -245,7 +245,6 @@ def _troubles(group: GroupState) -> Iterator[str]:
         yield "records were removed from Kafka unread"
     if stands := standing(group):
         yield f"{counted(len(stands), 'partition')} {'stands' if len(stands) == 1 else 'stand'} while others advance"
-    # While a job runs, a copy may be newer than the row that was read before it.
     if not group.is_live and (lead := group.mirror_lead):
         yield f"Kafka's copies are {counted(lead, 'offset')} ahead of the store"
     if group.outbox is not None and _is_unsent(group):

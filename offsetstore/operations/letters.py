@@ -260,7 +260,6 @@ class _Letters(Operation[LettersDecided]):
         if not states:
             return self._plan(owner, {})
         which = replace(which, states=states)
-        # One letter above the limit shows that there are more.
         found = choose_letters(
             session, group, which, limit=self.limit + 1, payloads=payloads, lock=lock, overtaken=overtaken
         )
@@ -284,7 +283,6 @@ class _Letters(Operation[LettersDecided]):
             others = len(keys) - _NAMED
             how = ", ".join(map(str, keys[:_NAMED])) + (f" and {others} more" if others > 0 else "")
         line = by.event(event, plan.owner.token, _in_words(len(keys), words, how, by.reason))
-        # One line for all letters: only those of one partition have a range in it.
         partitions = {key.topic_partition for key in keys}
         if len(partitions) == 1:
             [tp], offsets = partitions, [key.offset for key in keys]

@@ -37,7 +37,7 @@ from offsetstore.protocol.texts import check_new_name, check_text
 from offsetstore.store.sessions import end_pause
 
 _TABLES: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures", "samples")
-"""The tables of a group's rows. Its own row, its history, its runs and their errors stay with the name."""
+"""The tables that hold a group's rows. Its own row, its history, its runs and their errors stay with the name."""
 
 _TABLES_OF_TOPICS: Final = ("kafka_partitions", "dead_letters", "failures")
 
@@ -270,7 +270,6 @@ class DeleteGroup(Fencing[DeletedGroup]):
             session.write_pause(self.group, None)
         _delete(people(session), self.group, self.topics)
         write_token(session, self.group, token, by.who)
-        # The history is never pruned, and keeps the letters' numbers and each offset (decision 0040).
         letters = f"with {plan.open_letters} open and {plan.settled_letters} settled dead letters: "
         why = f"{letters if plan.letters else ''}{by.reason}"
         offsets = plan.offsets.items()

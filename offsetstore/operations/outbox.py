@@ -160,7 +160,6 @@ class _Refused(Operation[RefusedDecided]):
         if owner is None:
             raise unknown_group(session, self.group)
         read, values = people(session), {"group": self.group, "topic": self.topic}
-        # A row beyond the limit tells whether more have to be counted.
         found = [
             RefusedRow(*row) for row in read.rows(statement, ids=self.ids, after=-1, limit=self.limit + 1, **values)
         ]

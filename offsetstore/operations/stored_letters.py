@@ -379,7 +379,6 @@ def list_letters(
     if within is not None:
         rows = session.rows(LIST_LETTERS_WITHIN, within=within, **values)
         found = [letter_of(row, contents=False) for row in rows if row.fits]
-        # A page of which few letters match ends where the look ended, so that the next page goes on there.
         last = next((letter_of(row, contents=False) for row in rows if not row.fits), None)
         end = found[limit - 1] if len(found) > limit else last
         return found[:limit], None if end is None else LetterCursor.of(end)
@@ -391,7 +390,7 @@ def list_letters(
 
 
 def find_letter(session: PostgresSession, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
-    """Read one letter; without ``contents``, they are not even read from the table."""
+    """Read one letter; without ``contents``, these are not even read from the table."""
     with needing("read the contents of dead letters"):
         rows = session.rows(LETTER_WITH_CONTENTS if contents else LETTER, group=group, **named([key]))
     return next((letter_of(row, contents=contents) for row in rows), None)

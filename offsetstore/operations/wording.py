@@ -75,7 +75,7 @@ def in_words(plan: Plan) -> PlanInWords:
         case StoreDecided():
             words = PlanInWords(_store(plan), [*_of_store(plan)])
         case _:
-            # It would come after the decision was carried out: tests/contract/plans.py puts each plan into words.
+            # It would show only after the decision was carried out, so tests/contract/plans.py prints each plan.
             raise TypeError(f"no words for {type(plan).__name__}")
     return words
 
@@ -201,7 +201,6 @@ def _fencing(plan: OwnedPlan, done: str = "", planned: str = "") -> Iterator[Not
     :param planned: what to do about a live job if it is fenced.
     """
     owner = plan.owner
-    # A job that left cleanly has nothing to fence.
     if owner is None or owner.alive_for is None:
         return
     who = owner.in_words()
