@@ -29,7 +29,7 @@ from offsetstore.text import counted
 
 _N = TypeVar("_N", int, float)
 
-# Where the search has found a bound only, so many records are read in a refresh, the oldest first (decision 0037).
+# Where the search finds only a bound, up to this many records are read, the oldest first (decision 0037).
 _RECORDS_READ: Final = 20
 _NAMED: Final = 3
 
