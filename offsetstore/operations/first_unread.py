@@ -27,18 +27,19 @@ TOLERANCE: Final = 0.02
 
 AHEAD_MS: Final = 60_000
 
-_ROUNDS: Final = 24  # a dozen or so are enough for weeks; the rest is for logs with odd timestamps
+# A steady log takes two rounds, any other about twelve; the rest is for odd timestamps (decision 0037).
+_ROUNDS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class FirstUnread:
     """The timestamp of a partition's first unread record, in milliseconds since 1970.
 
-    It is too early by at most the tolerance, if timestamps are in order: Kafka does not tell of a record whose
-    timestamp is earlier than that of one before it. With ``is_bound`` it is a bound: the record may be younger. Kafka's
+    It is too early by at most the tolerance, if timestamps are in order: Kafka does not show a record whose timestamp
+    is earlier than that of a record before it. With ``is_bound`` it is a bound: the record may be younger. Kafka's
     answers then leave out the records from the stored offset to the next one found: compaction may have removed them,
     or their timestamps are no later than that of a record before them. ``timestamp_ms`` is ``None`` if no record with a
-    timestamp was found at all, or if one that was read is ahead of the clock, which hides the others.
+    timestamp was found at all, or if a record that was read is ahead of the clock, which hides the others.
     """
 
     timestamp_ms: int | None
@@ -56,8 +57,8 @@ class FirstUnread:
 def find_first_unread(unread: Mapping[Stored, int], now_ms: int, look_up: LookUp) -> dict[Stored, FirstUnread]:
     """Search in all partitions at once; each round is one call of ``look_up``.
 
-    :param unread: where each log ends, by partition and next offset. One for which ``look_up`` has no answer is left
-        out of the result.
+    :param unread: where each log ends, by partition and next offset. If ``look_up`` does not answer for a partition,
+        the result leaves it out.
     :param look_up: returns the first record of a partition at or after a time, ``None`` if there is none.
     """
     searches = {key: Search(key[1], end, now_ms) for key, end in unread.items()}
@@ -85,6 +86,7 @@ class Search:
     __slots__ = ("_above", "_asked", "_below", "_end", "_halves", "_now", "_stored", "time")
 
     def __init__(self, stored: int, end: int, now_ms: int) -> None:
+        # The log's first record comes first: if it is unread, no search is needed.
         self.time = 0
         """The time to ask for next, in milliseconds since 1970."""
         self._stored = stored
@@ -99,7 +101,7 @@ class Search:
         self._halves = False
 
     def take(self, record: FoundRecord | None) -> FirstUnread | None:
-        """Take Kafka's answer for `time`; return the result, ``None`` if another time has to be asked for."""
+        """Take Kafka's answer for `time`; return the result, or ``None`` if the new `time` has to be asked for."""
         if record is not None and record.offset < self._stored:
             self._below = record
             is_same = False
@@ -113,13 +115,13 @@ class Search:
         return None
 
     def result(self) -> FirstUnread:
-        """What is known by now."""
         above, below = self._above, self._below
         if above is not None and (below is None or above.offset == self._stored):
             return FirstUnread(above.timestamp_ms)
+        # A read record ahead of the clock hides all that follow it (decision 0037).
         if below is None or below.timestamp_ms > self._now:
             return FirstUnread(None, is_bound=True)
-        # Without one above, the unread records have the timestamp of one below, or earlier ones: out of order.
+        # Without a record above, the unread ones are no later than one that was read: timestamps are out of order.
         is_hidden = above is None and not self._is_near(below.timestamp_ms, self._now)
         return FirstUnread(below.timestamp_ms, is_bound=is_hidden or not self._is_found())
 
@@ -133,7 +135,7 @@ class Search:
         return above.offset == self._stored or self._is_near(below.timestamp_ms, above.timestamp_ms)
 
     def _is_at_end(self, below: FoundRecord) -> bool:
-        """Whether no record below the stored offset is later than the one found."""
+        """Whether no record below the stored offset has a later timestamp than the one found."""
         return self._asked is not None and self._asked <= below.timestamp_ms + 1
 
     def _is_near(self, earlier: int, later: int) -> bool:
@@ -144,8 +146,10 @@ class Search:
         if self._is_near(earliest, latest):
             return earliest + math.isqrt(latest - earliest) if is_same else (earliest + latest) // 2
         oldest = self._now - earliest
-        if is_same:  # a gap: the record below may be the last one before it
+        # The same record again means a gap in time: the record below may be the last one before it.
+        if is_same:
             return earliest + max(TOLERANCE_MS, int(oldest * TOLERANCE / (1 + TOLERANCE)))
+        # Interpolating alone is slow in uneven logs, halving alone takes eleven rounds in every log (decision 0037).
         self._halves = not self._halves
         even = _between(below, self._above or self._end, self._stored)
         if self._halves and earliest < even < latest:

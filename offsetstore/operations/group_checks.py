@@ -1,4 +1,4 @@
-"""The checks of a group, each with its verdict and the next command. Pure."""
+"""The checks of a group, each with its verdict and the command to run next. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offsetstore.protocol.runs import Run, RunState
 from offsetstore.text import command, counted, short
 
 CheckVerdict: TypeAlias = Literal["ok", "attention", "bad"]
-"""``bad``: results are late, records are lost, or the next start fails. ``attention``: that may come of it."""
+"""``bad``: results are late, records are lost, or the next start fails. ``attention``: it may come to that."""
 
 CheckName: TypeAlias = Literal[
     "claim",
@@ -34,10 +34,10 @@ CheckName: TypeAlias = Literal[
 ]
 
 LONG_BATCH: Final = timedelta(minutes=10)
-"""A batch that is in flight for longer is one that the alert ``BatchTooLong`` tells of, too."""
+"""A batch that is in flight for longer; the alert ``BatchTooLong`` fires for it, too."""
 
 LONG_REQUEST: Final = timedelta(minutes=10)
-"""A letter that is requested for longer is replayed by no one, or in vain: a job looks at least every five minutes."""
+"""A letter that is requested for longer is not replayed, or in vain: a job looks at least every five minutes."""
 
 _LONG_START: Final = timedelta(minutes=10)
 _NAMED: Final = 3
@@ -56,7 +56,7 @@ _ENDED: Final[dict[RunState, str]] = {
 class Check:
     """One check.
 
-    :param text: what was found.
+    :param text: the finding.
     :param at: since when, or when last, by the database's clock; the text's last words say which.
     :param next_step: the command that shows more or repairs it; empty if there is nothing to do.
     """
@@ -74,7 +74,7 @@ def check_group(
     """Check everything that can be wrong with a group.
 
     :param group: as `OffsetStore.lag` returns it.
-    :param run: the group's last, as `telling_run` chooses it of `OffsetStore.runs`; ``None`` if none was recorded.
+    :param run: the group's last run, as `telling_run` chooses it; ``None`` if no run was recorded.
     :param paused_by: the last ``pause`` of the group's history.
     :param schema: of the tables, for the commands.
     """
@@ -106,6 +106,7 @@ class _Checks:
     def _claim(self) -> Check:
         owner = self._group.owner
         who = f"{owner.owner}, epoch {owner.token.epoch}"
+        # A live job may have failed: it is started again and again (decision 0103).
         if owner.state == "failed" and (owner.is_live or owner.is_refused):
             return self._starts_fail(owner, who)
         if owner.is_live:
@@ -120,7 +121,8 @@ class _Checks:
         if run is None or not run.is_of(owner.token):
             text = f"No job is running; start one. Last claimed by {who}, at:"
             return Check("claim", "attention", text, owner.claimed_at, self._command("history", "-n 5"))
-        who = f"{run.owner}, epoch {run.token.epoch}"  # of a fleet, the owner is who founded it
+        # The owner of a fleet's row is its founder, who may not be the last member.
+        who = f"{run.owner}, epoch {run.token.epoch}"
         text = f"No job owns the group. The last run, of {who}, {_ENDED[run.state]}:"
         if run.state in {"failed", "silent"}:
             return Check("claim", "bad", text, run.until, self._command("errors", "-n 5"))
@@ -259,9 +261,9 @@ class _Checks:
         name = "unread partitions"
         if self._group.kafka is None:
             return Check(name, "attention", _KAFKA_SILENT)
-        found = {topic: one.without_offset for topic, one in self._group.topics.items() if one.without_offset}
+        found = {topic: state.without_offset for topic, state in self._group.topics.items() if state.without_offset}
         if not found:
-            if untold := [topic for topic, one in self._group.topics.items() if one.error is not None]:
+            if untold := [topic for topic, state in self._group.topics.items() if state.error is not None]:
                 return Check(name, "attention", f"Not known of {_some(untold)}: see topics.")
             return self._if_known(name, "Every partition has a stored offset.")
         verb = "has" if sum(found.values()) == 1 else "have"
@@ -274,18 +276,22 @@ class _Checks:
     def _headroom(self) -> Check:
         if self._group.kafka is None:
             return Check("headroom", "attention", _KAFKA_SILENT)
-        known = [(room, tp) for tp, one in self._partitions.items() if (room := one.headroom) is not None]
+        known = [(room, tp) for tp, part in self._partitions.items() if (room := part.headroom) is not None]
         if not known:
             return self._if_known("headroom", "Nothing unread is at risk from retention.")
         room, tp = min(known)
         if room < 0:
-            lost = [tp for one, tp in known if one < 0]
+            lost = [partition for headroom, partition in known if headroom < 0]
+            removed = -sum(headroom for headroom, _partition in known if headroom < 0)
             text = (
-                f"Kafka has removed {counted(-sum(one for one, _tp in known if one < 0), 'offset')} unread: "
+                f"Kafka has removed {counted(removed, 'offset')} unread: "
                 f"{_some(list(map(str, lost)))}. A running job stops at them, and the next start is refused."
             )
             return Check("headroom", "bad", text, next_step=self._resolve(sorted({tp.topic for tp in lost})))
-        if room == 0 and any(one.headroom == 0 and one.log and one.log.beginning for one in self._partitions.values()):
+        # Retention has removed nothing yet from a log that begins at 0: a backlog from its start is no risk so far.
+        if room == 0 and any(
+            part.headroom == 0 and part.log and part.log.beginning for part in self._partitions.values()
+        ):
             text = f"What retention removes next from {tp} is unread."
             return Check("headroom", "attention", text, next_step=self._command("lag", _KAFKA, "--partitions"))
         if room == 0:
@@ -296,17 +302,18 @@ class _Checks:
     def _topics(self) -> Check:
         if (silence := self._group.broker_error) is not None:
             return Check("topics", "attention", silence.what, next_step=silence.next_step)
-        errors = [error for one in self._group.topics.values() if (error := one.error) is not None]
+        errors = [error for topic in self._group.topics.values() if (error := topic.error) is not None]
         if not errors:
             return Check("topics", "ok", "Kafka has the topics that the stored offsets belong to.")
+        # Only an error of a start refuses the next one; Kafka's own may pass.
         refused = [error for error in errors if isinstance(error, StartError)]
         worst = (refused or errors)[0]
         more = f" And {len(errors) - 1} more." if len(errors) > 1 else ""
         return Check("topics", "bad" if refused else "attention", f"{worst.what}.{more}", next_step=worst.next_step)
 
     def _logs(self) -> Check:
-        """Evidence first: a log that lost records ends beyond the stored offset again after a while."""
-        suspects = {tp: one.suspect for tp, one in self._group.rows.items() if one.suspect is not None}
+        # Evidence comes first: a log that lost records grows past the stored offset again in time (decision 0049).
+        suspects = {tp: row.suspect for tp, row in self._group.rows.items() if row.suspect is not None}
         for tp, suspect in suspects.items():
             more = f" And {len(suspects) - 1} more." if len(suspects) > 1 else ""
             text = (
@@ -317,7 +324,7 @@ class _Checks:
             return Check("logs", "bad", text, at, self._command("history", "--event suspect -n 5"))
         if self._group.kafka is None:
             return Check("logs", "attention", _KAFKA_SILENT)
-        if short := [tp for tp, one in self._partitions.items() if one.beyond_end]:
+        if short := [tp for tp, part in self._partitions.items() if part.beyond_end]:
             text = (
                 f"The stored offsets of {_some(list(map(str, short)))} are {counted(self._group.beyond_end, 'offset')} "
                 "beyond the log's end: it lost records, or a reset went too far. The next start is refused."
@@ -326,8 +333,8 @@ class _Checks:
         return self._if_known("logs", "No log ends before the stored offset, and none is known to have lost records.")
 
     def _if_known(self, name: CheckName, text: str) -> Check:
-        """``ok``, unless the log that a stored offset belongs to is not known."""
-        unknown = [str(tp) for tp, one in self._partitions.items() if one.stored and one.log is None]
+        """Return ``ok``, unless the log of a stored offset is not known."""
+        unknown = [str(tp) for tp, part in self._partitions.items() if part.stored and part.log is None]
         if unknown:
             text = f"Not known of {_some(unknown)}: Kafka shows no log that the stored offset belongs to."
             return Check(name, "attention", text)
@@ -337,6 +344,7 @@ class _Checks:
         pause = self._group.pause
         if pause is None:
             return Check("pause", "ok", "The group is not paused.")
+        # Only the line that was written with this pause names its actor.
         by = self._paused_by
         who = "" if by is None or by.at is None or abs(by.at - pause.at) > timedelta(minutes=1) else f" by {by.actor}"
         end = "without an end" if pause.until is None else f"until {moment(pause.until)}"
@@ -366,8 +374,10 @@ class _Checks:
         return Check("dead letters", "attention", text, next_step=self._command("dead-letters list", "--by error"))
 
     def _waits_long(self) -> str | None:
-        """Whatever keeps it from being replayed: a table that no longer fits, say, or an earlier letter of its key."""
-        since = min((one.since for one in self._group.requested.values() if one.since is not None), default=None)
+        # Only time shows some causes, such as a table that no longer fits, or an earlier letter of the key, which the
+        # dashboard's role may not read (decision 0104).
+        requested = self._group.requested.values()
+        since = min((letters.since for letters in requested if letters.since is not None), default=None)
         is_held = not self._group.is_live or self._group.pause is not None
         if since is None or is_held or self._group.read_at - since <= LONG_REQUEST:
             return None
@@ -426,5 +436,5 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _whole(at: datetime) -> datetime:
-    """Without fractions of a second, which would differ each time that an age is made a time."""
+    # Fractions would differ each time that an age is turned into a time.
     return at.replace(microsecond=0)

@@ -1,7 +1,7 @@
-"""How groups are, beside Kafka: their owners, their stored offsets, and how far these are behind; of one or of many.
+"""The state of one group or many beside Kafka: owners, stored offsets, and how far these are behind.
 
-Nothing is locked and nothing is written. There is one definition of lag, `lag_of`, one of the log that an offset does
-not belong to, `another_log`, and one of a live owner, `GroupRow.is_live`.
+Nothing is locked and nothing is written. Lag has one definition, `lag_of`; so have a log that an offset does not belong
+to, `another_log`, and a live owner, `GroupRow.is_live`.
 """
 
 from __future__ import annotations
@@ -29,35 +29,36 @@ from offsetstore.text import counted
 
 _N = TypeVar("_N", int, float)
 
+# Where the search finds only a bound, up to this many records are read, the oldest first (decision 0037).
 _RECORDS_READ: Final = 20
 _NAMED: Final = 3
 
 
 def end_of(log: Watermarks) -> int:
-    """The high watermark: what lies behind an open transaction is unread, too."""
+    # The high watermark, as in Kafka's own tool: records behind an open transaction are unread, too (decision 0037).
     return log.end if log.high is None else log.high
 
 
 def lag_of(next_offset: int, log: Watermarks) -> int | None:
     """Count the offsets from ``next_offset`` to the end of the log.
 
-    ``None`` if the log ends before it: records are missing there, and what is unread can't be told. See `beyond_end`.
+    ``None`` if the log ends before it: records are missing, so nobody can tell what is unread. See `beyond_end`.
     """
     lag = end_of(log) - next_offset
     return None if lag < 0 else lag
 
 
 def beyond_end(next_offset: int, log: Watermarks) -> int:
-    """Count the offsets by which ``next_offset`` is beyond the end of the log, 0 for one that the log holds."""
+    """Count the offsets by which ``next_offset`` is beyond the end of the log; 0 if the log reaches it."""
     return max(0, next_offset - end_of(log))
 
 
 def another_log(
     tp: TopicPartition, row: StoredOffset, *, cluster_id: str | None, topic_id: str | None, has_partition: bool
 ) -> StartError | None:
-    """Say why Kafka's log is not the one that the row belongs to, ``None`` if it is or may be. A start is refused then.
+    """Return why the row does not belong to Kafka's log, with the error of a start; ``None`` if it does or may.
 
-    :param has_partition: whether Kafka has the partition at all. An offset of 0 waits for it, and loses nothing.
+    :param has_partition: whether Kafka has the partition at all.
     """
     if row.is_of_another_cluster(cluster_id):
         return WrongCluster(
@@ -69,15 +70,16 @@ def another_log(
             found=f"topic id {topic_id}",
             expected=f"topic id {row.topic_id}",
         )
+    # An offset of 0 waits for the partition, and loses nothing.
     if not has_partition and row.next_offset > 0:
         return TopicRecreated(f"Kafka no longer has {tp}, and offset {row.next_offset} is stored for it")
     return None
 
 
 def _in_all(values: Iterable[_N | None], combine: Callable[[Iterable[_N]], _N]) -> _N | None:
-    """Combine the values; ``None`` if one of them is not known, or if there are none."""
+    """Combine the values; ``None`` if any is not known, or if there are none."""
     found = list(values)
-    known = [one for one in found if one is not None]
+    known = [value for value in found if value is not None]
     return combine(known) if known and len(known) == len(found) else None
 
 
@@ -86,14 +88,13 @@ class PartitionState:
     """One partition.
 
     ``stored`` is the row of the store, ``age`` the time since it last changed, by the database's clock; both are
-    ``None`` if no job of the group reads the partition yet. ``log`` is ``None`` if Kafka did not tell, or if its log is
-    not the one that the stored offset belongs to: then ``error`` says why. ``committed`` is what Kafka keeps for the
-    group.
+    ``None`` if no job of the group reads the partition yet. ``log`` is ``None`` if Kafka did not answer for it, or if
+    the stored offset does not belong to its log: then ``error`` says why. ``committed`` is Kafka's copy for the group.
 
     ``lag_seconds`` is the age of the first unread record, 0 if nothing is unread, and ``None`` if it is not known:
-    Kafka was not ``is_asked``, or the record has none. With ``is_bound`` the record may be younger, with ``is_ahead``
-    its timestamp is ahead of the clock; see `FirstUnread`.
-    Of a stored offset beyond the log's end neither lag is known: it is never 0.
+    Kafka was not asked (``is_asked``), or the record has no timestamp. With ``is_bound`` the record may be younger,
+    with ``is_ahead`` its timestamp is ahead of the clock; see `FirstUnread`.
+    If the stored offset is beyond the log's end, neither lag is known: it is never 0.
     """
 
     stored: StoredOffset | None = None
@@ -108,7 +109,7 @@ class PartitionState:
 
     @property
     def lag(self) -> int | None:
-        """Offsets from the stored one to the high watermark, as Kafka's own tool counts.
+        """Offsets from the stored offset to the high watermark, as Kafka's own tool counts.
 
         ``None`` if not known, or if the log ends before the stored offset.
         """
@@ -116,7 +117,7 @@ class PartitionState:
 
     @property
     def beyond_end(self) -> int:
-        """Offsets by which the stored one is beyond the high watermark: records that were read are missing there."""
+        """How far the stored offset is beyond the high watermark: records that were read are missing from the log."""
         return 0 if self.stored is None or self.log is None else beyond_end(self.stored.next_offset, self.log)
 
     @property
@@ -126,16 +127,16 @@ class PartitionState:
 
     @property
     def headroom(self) -> int | None:
-        """Offsets from the beginning of the log to the stored one, negative if records were removed unread.
+        """Offsets from the beginning of the log to the stored offset, negative if records were removed unread.
 
-        Retention has to remove that many before it removes unread ones. ``None`` if nothing is unread, or if that is
+        Retention has to remove this many before it removes unread records. ``None`` if nothing is unread, or if that is
         not known.
         """
         return self.stored.next_offset - self.log.beginning if self.stored and self.log and self.lag else None
 
 
 class _Together:
-    """What the partitions of a topic, or of all topics of a group, come to."""
+    """Sums over the partitions of a topic, or of all topics of a group."""
 
     __slots__ = ()
 
@@ -145,37 +146,36 @@ class _Together:
     @property
     def lag(self) -> int | None:
         """The sum of the partitions' lags, ``None`` if that of a partition with a stored offset is not known."""
-        return _in_all((one.lag for one in self._parts() if one.stored is not None), sum)
+        return _in_all((part.lag for part in self._parts() if part.stored is not None), sum)
 
     @property
     def lag_seconds(self) -> float | None:
         """The largest of the partitions' lags in time, ``None`` as for `lag`."""
-        return _in_all((one.lag_seconds for one in self._parts() if one.stored is not None), max)
+        return _in_all((part.lag_seconds for part in self._parts() if part.stored is not None), max)
 
     @property
     def headroom(self) -> int | None:
         """The smallest of the partitions' headrooms, ``None`` if nothing is unread."""
-        return min((one.headroom for one in self._parts() if one.headroom is not None), default=None)
+        return min((part.headroom for part in self._parts() if part.headroom is not None), default=None)
 
     @property
     def beyond_end(self) -> int:
-        """The sum of the offsets by which stored ones are beyond the logs' ends."""
-        return sum(one.beyond_end for one in self._parts())
+        """How far stored offsets are beyond the logs' ends, in all partitions together."""
+        return sum(part.beyond_end for part in self._parts())
 
     @property
     def without_offset(self) -> int:
-        """How many partitions Kafka has of which the store has no offset."""
-        return sum(one.stored is None for one in self._parts())
+        """How many of Kafka's partitions have no stored offset."""
+        return sum(part.stored is None for part in self._parts())
 
 
 @dataclass(frozen=True, slots=True)
 class TopicState(_Together):
     """One topic of a group: its partitions that the store or Kafka has, in order.
 
-    Those are left out that Kafka no longer has, and of which nothing is stored: a topic that was created anew can have
-    fewer, and a restart sets the others to 0.
+    Partitions that Kafka no longer has, and whose stored offset is 0, are left out.
 
-    ``error`` is set if Kafka did not tell of the topic, or of some of its partitions, or if a stored offset does not
+    ``error`` is set if Kafka did not answer for the topic or for some of its partitions, or if a stored offset does not
     belong to Kafka's log: see `another_log`.
     """
 
@@ -187,14 +187,14 @@ class TopicState(_Together):
 
     @property
     def is_bound(self) -> bool:
-        """Whether the partition that is the furthest behind in time may be less far behind."""
+        """Whether the partition that is furthest behind in time may be less far behind."""
         seconds = self.lag_seconds
-        return any(one.is_bound and one.lag_seconds == seconds for one in self.partitions.values())
+        return any(part.is_bound and part.lag_seconds == seconds for part in self.partitions.values())
 
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """A member of a fleet, and the partitions that it was the last to take: it may have given some of them back."""
+    """A member of a fleet, and the partitions that it was the last to take; it may have given some of them back."""
 
     member: FleetMember
     partitions: tuple[TopicPartition, ...]
@@ -206,16 +206,16 @@ class GroupState(_Together):
 
     ``owner`` is the last claim. ``decision`` is ``"reset"``, ``"rename"``, ``"copy"``, ``"delete"``, ``"delete-topic"``
     or ``"new-id"`` if an operator has decided that since then: the owner is then the operator and not a job. Only
-    `OffsetStore.group_state` looks it up. ``rows`` are all stored offsets, ``topics`` are those that they belong to.
+    `OffsetStore.group_state` looks it up. ``rows`` are all stored offsets, ``topics`` their topics.
 
     ``kafka`` is what Kafka keeps under the group's name, ``None`` if Kafka was not asked, or did not answer at all.
     ``broker_error`` says why it did not, or why the lags in time are missing.
 
-    ``dead_letters`` counts those whose record is not in the results, and may still get there: ``dead`` and
+    ``dead_letters`` counts the letters whose record is not in the results, but may still get there: ``dead`` and
     ``requested``; ``requested`` has the latter of each partition. ``run`` is the run of the last claim, ``None`` if
     it recorded nothing. ``members`` are those of the fleet that has the group, the oldest first; none if a job has it.
-    ``outbox`` is what the group has in the outbox, ``None`` if it has nothing there, and ``relay`` the one that has the
-    outbox or had it last, ``None`` if there never was one.
+    ``outbox`` is what the group has in the outbox, ``None`` if it has nothing there, and ``relay`` the relay that has
+    the outbox or had it last, ``None`` if there never was one.
     """
 
     group: str
@@ -236,10 +236,10 @@ class GroupState(_Together):
     @property
     def partitions(self) -> dict[TopicPartition, PartitionState]:
         """All partitions that the store or Kafka has of the topics."""
-        return {tp: one for topic in self.topics.values() for tp, one in topic.partitions.items()}
+        return {tp: part for topic in self.topics.values() for tp, part in topic.partitions.items()}
 
     def _parts(self) -> Collection[PartitionState]:
-        return [one for topic in self.topics.values() for one in topic.partitions.values()]
+        return [part for topic in self.topics.values() for part in topic.partitions.values()]
 
     @property
     def of_members(self) -> list[MemberState]:
@@ -247,7 +247,7 @@ class GroupState(_Together):
         taken: dict[UUID, list[TopicPartition]] = {}
         for tp, row in self.rows.items():
             taken.setdefault(row.token.claim_id, []).append(tp)
-        return [MemberState(one, tuple(taken.get(one.member_id, ()))) for one in self.members]
+        return [MemberState(member, tuple(taken.get(member.member_id, ()))) for member in self.members]
 
     @property
     def is_live(self) -> bool:
@@ -261,32 +261,32 @@ class GroupState(_Together):
 
     @property
     def known_lag(self) -> int | None:
-        """The sum of the lags of the topics whose lag is known, ``None`` if none is: the group's is at least that."""
-        known = [lag for one in self.topics.values() if (lag := one.lag) is not None]
+        """The sum of the topics' known lags, ``None`` if none is known: the group's lag is at least this."""
+        known = [lag for topic in self.topics.values() if (lag := topic.lag) is not None]
         return sum(known) if known else None
 
     @property
     def known_lag_seconds(self) -> float | None:
         """The largest of the topics' known lags in time, ``None`` if none is known."""
-        return max((lag for one in self.topics.values() if (lag := one.lag_seconds) is not None), default=None)
+        return max((lag for topic in self.topics.values() if (lag := topic.lag_seconds) is not None), default=None)
 
     @property
     def mirror_lag(self) -> int | None:
-        """Offsets by which the copies in Kafka are behind the store; ``None`` if there are none, or it is not known.
+        """Offsets by which the copies in Kafka are behind the store; ``None`` if there are no copies, or not known.
 
-        Of a partition that Kafka has a log of and no copy, all offsets count.
+        Of a partition of which Kafka has a log but no copy, all offsets count.
         """
         pairs = list(self._copies())
         uncopied = (
-            one.stored.next_offset
-            for one in self._parts()
-            if one.stored is not None and one.log is not None and one.committed is None
+            part.stored.next_offset
+            for part in self._parts()
+            if part.stored is not None and part.log is not None and part.committed is None
         )
         return sum(max(0, row.next_offset - copy) for row, copy in pairs) + sum(uncopied) if pairs else None
 
     @property
     def mirror_lead(self) -> int:
-        """Offsets by which the copies are ahead of the store, but for pinned offsets, which count more than copies.
+        """Offsets by which the copies are ahead of the store, except pinned offsets, which take precedence over copies.
 
         While a job runs, a copy may be newer than the row that was read before it. Otherwise the database is older than
         its copies, or another application has committed.
@@ -299,33 +299,32 @@ class GroupState(_Together):
         return sum(max(0, copy - row.next_offset) for row, copy in self._copies() if row.pinned)
 
     def _copies(self) -> Iterator[tuple[StoredOffset, int]]:
-        for one in self._parts():
-            if one.stored is not None and one.committed is not None:
-                yield one.stored, one.committed.next_offset
+        for part in self._parts():
+            if part.stored is not None and part.committed is not None:
+                yield part.stored, part.committed.next_offset
 
     @property
     def replays_letters(self) -> bool | None:
-        """Whether the owner's job replays letters that are requested; ``None`` if none is, or if it has not said so."""
+        """Whether the owner's job replays requested letters; ``None`` without any, or if the job has not said."""
         return self.run.replays_letters if self.run is not None and self.requested else None
 
     @property
     def unreplayed(self) -> str | None:
-        """Who is to replay requested letters, if not by the job that runs; ``None`` if that does, or none runs.
-
-        A job says in its run whether it replays letters; what the run of an earlier claim said does not count.
-        """
+        """Who is to replay requested letters, if not only the running job; ``None`` if it is, or if no job runs."""
         if not self.requested or not self.is_live:
             return None
         if self.replays_letters is False:
             return "by no one: the job has no dead_letters="
+        # A request is well only if a job has said in its own run that it carries it out (decision 0104).
         if self.run is None or self.replays_letters is None:
             return (
                 "perhaps by no one: no sink or consumer with dead_letters= is known to run, and a job that stores "
                 "offsets in transactions of its own replays none"
             )
         topics, rows = self.run.topics, self.rows
-        live = {one.member_id for one in self.members if one.is_live}
-        is_fleet = self.owner.fleet is not None  # Kafka may not have a partition any more that no member has
+        live = {member.member_id for member in self.members if member.is_live}
+        # In a fleet a partition may have no member, such as one that Kafka no longer has.
+        is_fleet = self.owner.fleet is not None
         reasons = (
             ("which it does not read", [tp for tp in self.requested if tp.topic not in topics]),
             ("which have no stored offset", [tp for tp in self.requested if tp.topic in topics and tp not in rows]),
@@ -343,9 +342,9 @@ class GroupState(_Together):
         return f"{count} of {', '.join(map(str, left[:_NAMED]))}{more}, {why}"
 
     def sample(self) -> Sample:
-        """What is kept of it for trends; see `OffsetStore.record_samples`."""
-        stored = [one for one in self._parts() if one.stored is not None]
-        ends = [one.log.end for one in stored if one.log is not None]
+        """A sample of the group for trends; see `OffsetStore.record_samples`."""
+        stored = [part for part in self._parts() if part.stored is not None]
+        ends = [part.log.end for part in stored if part.log is not None]
         lag, counters = self.lag, None if self.run is None else self.run.counters
         return Sample(
             at=self.read_at,
@@ -366,8 +365,8 @@ class GroupState(_Together):
 class Lag:
     """Groups at one moment: the store was read first, then Kafka, so that no lag is negative.
 
-    ``store`` is what was read there. ``kafka`` is ``None`` if Kafka did not answer at all; ``broker_error`` says why
-    that is so, or why the lags in time are missing. ``clock_skew`` is how far the database's clock is ahead of this
+    ``store`` is what was read from the database. ``kafka`` is ``None`` if Kafka did not answer at all; ``broker_error``
+    says why, or why the lags in time are missing. ``clock_skew`` is how far the database's clock is ahead of this
     process's, in seconds, give or take the time that the read took.
     """
 
@@ -383,17 +382,17 @@ class Lag:
         return self.kafka.topics if self.kafka is not None else {}
 
     def samples(self) -> dict[str, Sample]:
-        """What is kept of it, of each group that has partitions; see `OffsetStore.record_samples`."""
-        return {name: one.sample() for name, one in self.groups.items() if one.topics}
+        """Samples of all groups that have partitions; see `OffsetStore.record_samples`."""
+        return {name: group.sample() for name, group in self.groups.items() if group.topics}
 
 
 def measure(
     store: StoreOverview, broker: BrokerOverview | None, kafka_groups: Mapping[str, str], *, in_time: bool = True
 ) -> Lag:
-    """Add what Kafka has; if it can't answer, add the error.
+    """Add Kafka's side to the store's, or the error if Kafka does not answer.
 
-    :param broker: ``None``: what the store has alone.
-    :param kafka_groups: the groups in Kafka that have another name there.
+    :param broker: ``None`` for the store's side alone.
+    :param kafka_groups: the names in Kafka of groups that have another name there.
     :param in_time: also find the first unread records, with more requests.
     """
     beside = _BesideKafka(store, kafka_groups)
@@ -404,12 +403,13 @@ def measure(
         if broker is not None and in_time:
             beside.find_ages(broker)
     except BrokerError as caught:
+        # If only the search for ages failed, the snapshot still counts.
         error = without_frames(caught)
     return Lag({group: beside.state(group, error) for group in store.groups}, store, beside.kafka, error)
 
 
 class _BesideKafka:
-    """Puts the groups together. Groups that have stored the same offset of a partition share a search."""
+    """Combines the store and Kafka. Groups that have stored the same offset of a partition share a search."""
 
     def __init__(self, store: StoreOverview, kafka_groups: Mapping[str, str]) -> None:
         self.kafka: KafkaSnapshot | None = None
@@ -420,7 +420,7 @@ class _BesideKafka:
         self._ages: dict[tuple[TopicPartition, int], FirstUnread] = {}
 
     def take_snapshot(self, broker: BrokerOverview) -> None:
-        """Ask for all topics and groups at once."""
+        """Ask Kafka for all topics and groups at once."""
         asked: dict[str, set[str]] = {}
         for group, name in self._names.items():
             asked.setdefault(name, set()).update(tp.topic for tp in self._store.partitions.get(group, ()))
@@ -429,7 +429,7 @@ class _BesideKafka:
         self._now = int(time.time() * 1000)
 
     def find_ages(self, broker: BrokerOverview) -> None:
-        """Find the first unread records, and read a few where the search can't tell."""
+        """Find the first unread records, and read a few of them where the search finds only a bound."""
         unread = {
             (tp, row.next_offset): log.end
             for rows in self._store.partitions.values()
@@ -437,17 +437,16 @@ class _BesideKafka:
             if (log := self._log(tp, self._another(tp, row))) is not None and lag_of(row.next_offset, log)
         }
         self._ages = find_first_unread(unread, self._now, broker.first_records)
-        # Candidates for the oldest, at most one of each partition.
-        bounds = sorted((one.timestamp_ms or 0, key) for key, one in self._ages.items() if one.is_bound)  # None first
+        # Candidates for the oldest record, at most one of each partition. Ages that are not known come first.
+        bounds = sorted((first.timestamp_ms or 0, key) for key, first in self._ages.items() if first.is_bound)
         wanted: dict[TopicPartition, int] = {}
         for _timestamp, (tp, offset) in bounds[:_RECORDS_READ]:
             wanted.setdefault(tp, offset)
         for tp, record in broker.read_records(wanted).items():
-            # Without a record, what is unread are the marks of transactions, or compaction has removed it.
+            # Without a record, only marks of transactions are unread, or compaction has removed the records.
             self._ages[tp, wanted[tp]] = FirstUnread(self._now if record is None else record.timestamp_ms)
 
     def state(self, group: str, broker_error: BrokerError | None) -> GroupState:
-        """One group."""
         store = self._store
         kafka = None if self.kafka is None else self.kafka.groups[self._names[group]]
         committed = (None if kafka is None else kafka.committed) or {}
@@ -456,6 +455,7 @@ class _BesideKafka:
         for tp, row in rows.items():
             of_topic = stored.setdefault(tp.topic, {})
             part = self._partition(tp, row, committed.get(tp))
+            # A topic that was created anew may have fewer partitions; a restart sets the others to 0.
             if row.next_offset > 0 or not self._lacks(tp, part):
                 of_topic[tp] = part
         return GroupState(
@@ -485,7 +485,7 @@ class _BesideKafka:
         logs = {TopicPartition(name, number): log for number, log in found.partitions.items()}
         others = {tp: PartitionState(log=log, committed=committed.get(tp)) for tp, log in logs.items()}
         partitions = dict(sorted({**others, **stored}.items()))
-        another = next((one.error for one in partitions.values() if one.error is not None), None)
+        another = next((part.error for part in partitions.values() if part.error is not None), None)
         return TopicState(partitions, another or found.error)
 
     def _partition(self, tp: TopicPartition, row: StoredOffset, committed: CommittedOffset | None) -> PartitionState:
@@ -506,13 +506,13 @@ class _BesideKafka:
         return topic is not None and topic.error is None and part.error is None and part.log is None
 
     def _log(self, tp: TopicPartition, another: StartError | None) -> LogEnds | None:
-        """The log that the row belongs to, ``None`` if it is not there."""
         topic = self._topics.get(tp.topic)
         return None if topic is None or another is not None else topic.partitions.get(tp.partition)
 
     def _another(self, tp: TopicPartition, row: StoredOffset) -> StartError | None:
         topic = self._topics.get(tp.topic)
-        if self.kafka is None or topic is None or topic.partition_count == 0:  # Kafka did not tell of it
+        # Kafka did not answer for the topic, so nothing is known of its log.
+        if self.kafka is None or topic is None or topic.partition_count == 0:
             return None
         has_partition = tp.partition < topic.partition_count
         cluster_id = self.kafka.cluster_id

@@ -1,4 +1,4 @@
-"""How a group is, in one word and in short, as far as the database and Kafka show it. Pure."""
+"""A group's state in one word and in short, as far as the database and Kafka show it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offsetstore.protocol.outbox import RelayState, RelayStatus
 from offsetstore.text import counted
 
 State: TypeAlias = Literal["stalled", "failed", "silent", "fenced", "ended", "paused", "live"]
-"""Those that need attention come first. A run's states are these too, but for ``stalled`` and ``paused``."""
+"""States that need attention come first. A run has these states too, except ``stalled`` and ``paused``."""
 
 STATES: Final[Mapping[State, str]] = {
     "stalled": "records are unread, and the job is silent or has stored nothing for 15 minutes",
@@ -28,10 +28,10 @@ STATES: Final[Mapping[State, str]] = {
     "paused": "an operator paused the group; its lag grows",
     "live": "the job sends heartbeats",
 }
-"""What each means."""
+"""What each state means."""
 
 STALLED: Final = timedelta(minutes=15)
-"""The time without progress after which the alert ``Stalled`` fires, too."""
+"""The time without progress after which the alert ``Stalled`` fires, too (decision 0043)."""
 
 _RELAYS: Final[Mapping[RelayState, str]] = {
     "live": "The relay {who} runs",
@@ -58,9 +58,9 @@ Problem: TypeAlias = Literal[
 class GroupStatus:
     """A group at one moment, added up once: it may have thousands of partitions.
 
-    ``lag`` and ``lag_seconds`` are what is known of them; with ``is_part`` the lag of a topic is not. ``letters``
-    counts the open dead letters. ``error`` is what is worse than being behind, in a few words; the checks have more.
-    ``rate`` is how many offsets a second were stored since an earlier measurement, ``None`` if that is not known.
+    ``lag`` and ``lag_seconds`` are of the topics whose lag is known; with ``is_part`` that of a topic is not.
+    ``letters`` counts the open dead letters. ``error`` is a trouble worse than being behind, in a few words; the checks
+    have more. ``rate`` is how many offsets a second were stored since an earlier measurement, ``None`` if not known.
     """
 
     name: str
@@ -95,7 +95,7 @@ class GroupStatus:
 
 
 def state_of(group: GroupState) -> State:
-    """Say in one word how a group is.
+    """Return a group's state.
 
     It is stalled if its job fell silent, unless all records are known to be read; and if an unread record and the last
     change of an offset are known to be older than `STALLED`. So a record that comes after an idle time makes no job
@@ -104,15 +104,16 @@ def state_of(group: GroupState) -> State:
     owner = group.owner
     if owner.pause is not None:
         return "paused"
+    # A killed job stalls at once, unless nothing is unread; one that left cleanly may be a deploy (decision 0046).
     if owner.state != "failed" and ((owner.state == "silent" and group.lag != 0) or _is_behind(group)):
         return "stalled"
     return owner.state
 
 
 def in_words(owner: GroupRow, state: State | None = None) -> str:
-    """Name a group's state for a table; of a paused group also whether no job waits.
+    """Name a group's state for a table; for a paused group, also say if no job waits.
 
-    :param state: as `state_of` returns it; without it, only what the owner shows is told.
+    :param state: as `state_of` returns it; ``None`` to go by the group's row alone.
     """
     if owner.pause is None:
         return state or owner.state
@@ -121,14 +122,14 @@ def in_words(owner: GroupRow, state: State | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LagLimit:
-    """How far a group may be behind: so many records in all its partitions together, or so many seconds in any."""
+    """How far a group may be behind: in records, of all its partitions together, or in seconds, of any partition."""
 
     records: int | None = None
     seconds: float | None = None
 
 
 def relay_in_words(relay: RelayStatus | None) -> str:
-    """Say how the relay is that has the outbox."""
+    """Describe the relay that has the outbox."""
     if relay is None:
         return "No relay was ever started: `offsetstore relay` sends the rows."
     times = {name: "" if at is None else moment(at) for name, at in (("since", relay.since), ("until", relay.until))}
@@ -137,12 +138,11 @@ def relay_in_words(relay: RelayStatus | None) -> str:
 
 
 def moment(at: datetime) -> str:
-    """Write a time, to the minute."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def notes(part: PartitionState) -> Iterator[str]:
-    """What a table of partitions has no column for."""
+    """Return what a table of partitions has no column for."""
     if part.headroom is not None and part.headroom < 0:
         yield f"Kafka has removed {counted(-part.headroom, 'offset')} unread."
     if part.stored is not None and part.stored.suspect is not None:
@@ -153,26 +153,24 @@ def notes(part: PartitionState) -> Iterator[str]:
 
 
 def judge_lag(group: GroupState, limit: LagLimit) -> tuple[Problem, ...]:
-    """Compare a group's lag with what it may be. While the group is paused, its lag does not count.
-
-    A group without stored offsets, such as one that was renamed, is not behind.
-    """
+    """Compare a group's lag with its limit. While the group is paused, its lag does not count."""
     if group.pause is not None:
         return ()
+    # The lag that is known may exceed the limit already, whatever the unknown rest is.
     pairs = ((group.known_lag, limit.records), (group.known_lag_seconds, limit.seconds))
-    if any(found is not None and most is not None and found > most for found, most in pairs):
+    if any(lag is not None and most is not None and lag > most for lag, most in pairs):
         return ("lag-too-high",)
     is_unknown = group.lag is None or (limit.seconds is not None and group.lag_seconds is None)
+    # A group without stored offsets, such as one that was renamed, is not behind.
     return ("lag-unknown",) if is_unknown and group.rows else ()
 
 
 def standing(group: GroupState) -> dict[TopicPartition, PartitionState]:
-    """The partitions that stand while others of the group advance, those first that have stood the longest.
+    """Return the partitions that stand while others of the group advance, the longest standing first.
 
-    Such a partition has an unread record, and its stored offset has not changed, for longer than `STALLED`; another
-    one's has changed since. None counts while the group is paused or has no live job, nor until a new job has had as
-    much time. A record counts from its timestamp on, unless it has none, or one that is ahead of the clock. Without an
-    answer of Kafka's on the records, no partition counts.
+    Such a partition has an unread record, and its stored offset has not changed, for longer than `STALLED`, while that
+    of another partition has. None counts while the group is paused or has no live job, nor until a new job has had as
+    much time.
     """
     advanced, at = last_advance(group), group.read_at
     if group.pause is not None or not group.is_live or advanced is None or at - advanced > STALLED:
@@ -182,7 +180,9 @@ def standing(group: GroupState) -> dict[TopicPartition, PartitionState]:
     for tp, part in partitions.items():
         if not part.lag or part.stored is None or part.stored.updated_at is None:
             continue
+        # A record counts from its timestamp on. One without a timestamp counts, too, if Kafka was asked for it.
         is_old = part.is_asked if part.lag_seconds is None else part.lag_seconds > STALLED.total_seconds()
+        # A partition that was just claimed or assigned has had no time to advance (decision 0101).
         if (
             (is_old or part.is_ahead)
             and not part.is_bound
@@ -212,7 +212,6 @@ def judge_group(group: GroupState, limit: LagLimit | None = None) -> tuple[Probl
 
 
 def last_advance(group: GroupState) -> datetime | None:
-    """When a stored offset of the group last advanced, ``None`` if none ever did."""
     return max((row.advanced_at for row in group.rows.values() if row.advanced_at is not None), default=None)
 
 
@@ -232,7 +231,6 @@ def _has_lost_records(group: GroupState) -> bool:
 
 
 def _is_unsent(group: GroupState) -> bool:
-    """Whether rows wait in the outbox that no relay sends."""
     is_late = group.outbox is not None and group.outbox.is_late(group.read_at)
     return is_late and not (group.relay and group.relay.is_live)
 

@@ -1,4 +1,4 @@
-"""What an operator says about the store itself if its tables are in another database: it was moved, or it is a copy.
+"""What an operator decides about a store whose tables are in another database: it was moved, or it is a copy.
 
 Only the tables' owner may: the answer decides whose results count, and a job must not give it for itself.
 """
@@ -37,11 +37,11 @@ FROM (SELECT CAST(pg_get_serial_sequence(:table, 'id') AS regclass) AS name) AS 
 
 @dataclass(frozen=True, slots=True)
 class StoreDecided(Plan):
-    """What was said about the store; for a dry run, what would be.
+    """What was decided about the store; for a dry run, what would be.
 
-    :param before: which store it was.
-    :param after: which store it is then.
-    :param groups: those whose history records it, with their owners of before; a new id fences them.
+    :param before: the store's identity before the decision.
+    :param after: the identity that the decision gives it.
+    :param groups: the groups whose history records it, with their owners before it; a new id fences them.
     """
 
     before: StoreIdentity
@@ -50,12 +50,10 @@ class StoreDecided(Plan):
 
     @property
     def identity(self) -> StoreIdentity:
-        """Which store it is now."""
         return self.after if self.executed else self.before
 
     @property
     def is_empty(self) -> bool:
-        """Whether the store is at home already."""
         return self.before == self.after
 
 
@@ -74,21 +72,23 @@ class MoveStore(_OfStore):
 
     def plan(self, session: Session) -> StoreDecided:
         before = session.identity()
+        # Without a known home nothing is compared, and a copy of the database would pass for this one (decision 0050).
         if before.here is None:
             raise MissingPrivilege(
                 "the role may not read which database this is; nothing was written",
                 next_step="Let it call pg_control_system(): GRANT EXECUTE ON FUNCTION pg_control_system() TO the role.",
             )
         is_home = before.home == before.here
-        groups = [] if is_home else [one for one in read_groups(people(session)) if one.partitions]
+        groups = [] if is_home else [group for group in read_groups(people(session)) if group.partitions]
         after = StoreIdentity(before.store_id, before.here, before.here)
-        return _plan("moved", before, after, groups, [one.group for one in groups])
+        return _plan("moved", before, after, groups, [group.group for group in groups])
 
     def locked(self, session: Session) -> Iterator[StoreDecided]:
-        """A store that is at home is left alone."""
         plan = self.plan(session)
+        # If the store is at home, nothing will be written, and no claim needs to wait.
         if not plan.is_empty:
-            lock_identity(people(session))  # it may have been given an id meanwhile, or have been moved
+            # Meanwhile it may have been given an id, or have been moved.
+            lock_identity(people(session))
             plan = self.plan(session)
         yield plan
 
@@ -110,13 +110,15 @@ class NewStoreId(_OfStore):
     Kafka has a copy of the original's, the start ends in `ForeignStore`.
     """
 
+    # Drawn: an id computed from the database would, in a copy of the server's files, be the original's (decision 0050).
     store_id: UUID = field(default_factory=uuid4)
 
     def plan(self, session: Session) -> StoreDecided:
         before = session.identity()
-        # The others were renamed or deleted.
-        groups = [one for one in read_groups(people(session)) if one.partitions or one.owner.alive_for is not None]
-        owners = [[one.group, held_by(one.owner, {})] for one in groups]
+        # Any other name was given up by a rename or a delete.
+        listed = read_groups(people(session))
+        groups = [group for group in listed if group.partitions or group.owner.alive_for is not None]
+        owners = [[group.group, held_by(group.owner, {})] for group in groups]
         return _plan("new-id", before, StoreIdentity(self.store_id, before.here, before.here), groups, owners)
 
     def locked(self, session: Session) -> Iterator[StoreDecided]:
@@ -130,7 +132,8 @@ class NewStoreId(_OfStore):
         for group in plan.groups:
             token = Token(session.lock_group(group).epoch + 1, uuid4())
             rows = session.lock_group_partitions(group)
-            write_token(session, group, token, by.who)  # a job that runs stamps with the id of before
+            # A running job would go on stamping its copies in Kafka with the old id.
+            write_token(session, group, token, by.who)
             session.contest(group, token, rows)
             history[group] = [by.event("new-id", token, why)]
         return history
@@ -140,18 +143,18 @@ def _plan(
     event: str, before: StoreIdentity, after: StoreIdentity, groups: Sequence[ListedGroup], facts: object
 ) -> StoreDecided:
     digest = digest_of(event, "", str(before.store_id), before.home, before.here, facts)
-    return StoreDecided(before, after, {one.group: one.owner for one in groups}, digest=digest)
+    return StoreDecided(before, after, {group.group: group.owner for group in groups}, digest=digest)
 
 
 def lock_identity(session: PostgresSession) -> StoreIdentity:
-    """Lock out claims, and others who would change it, until the transaction ends; then read which store it is."""
+    """Lock out claims and other changes of the identity until the transaction ends; then read the identity."""
     with needing("change which store this is"):
         session.run(LOCK_CLAIMS)
     return session.identity()
 
 
 def set_identity(session: PostgresSession, store_id: UUID, home: str | None) -> None:
-    """Make it another store, or give it another home. Claims wait until the transaction ends."""
+    """Write the store's id and home. Claims wait until the transaction ends."""
     with needing("change which store this is"):
         session.run(LOCK_CLAIMS)
         session.run(SET_IDENTITY, store_id=store_id, home=home)

@@ -1,7 +1,7 @@
-"""Dead letters for people: lists, and what is decided about them.
+"""Dead letters for people: lists and decisions.
 
-A decision locks the letters, in their order, and writes one line into the group's history: how many they are, how they
-were chosen, who decided it and why. Each letter's own row says the same of the last decision about it.
+A decision locks the letters, in their order, and writes one line into the group's history: how many there are, how they
+were chosen, who decided and why. Each letter's row has the last decision about it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from offsetstore.protocol.texts import check_text
 from offsetstore.text import command
 
 MOST: Final = 10_000
-"""Letters that one call decides about, unless it is told another limit."""
+"""The default limit of letters for one decision."""
+# Of keys, values and headers: a page is held in memory.
 _PAGE_BYTES: Final = 64 << 20
 _INTERVAL: Final = 0.5  # seconds between two looks at letters that are to be replayed
 _NAMED: Final = 20  # records that a line of the history names
@@ -57,12 +58,12 @@ Named: TypeAlias = "Letter | LetterKey | Iterable[Letter | LetterKey]"
 """One letter, or several."""
 
 Which: TypeAlias = "Named | LetterFilter"
-"""These letters, or those that fit a filter."""
+"""Named letters, or all letters that match a filter."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterPage:
-    """A part of a list. ``next`` is the ``after`` of the part that follows, ``None`` if this is the last."""
+    """A page of a list. ``next`` is the ``after`` of the next page, ``None`` on the last page."""
 
     letters: tuple[Letter, ...]
     next: str | None
@@ -72,12 +73,12 @@ class LetterPage:
 class LettersDecided(Plan):
     """What a decision did; for a dry run, what it would have done to the letters at that moment.
 
-    :param chosen: the letters that were chosen, as they were, in the order in which they are replayed.
+    :param chosen: the letters that were chosen, as they were before, in the order in which they are replayed.
     :param decision: ``"replay"``, ``"discard"`` or ``"erase"``, as in the history.
-    :param is_forced: whether letters are replayed that a job has overtaken.
+    :param is_forced: whether letters are replayed even if a job has overtaken them.
     :param owner: the group's last claim.
-    :param more: whether more letters fit than the limit allowed.
-    :param without_payload: how many letters fit that can't be replayed, since their records are not kept.
+    :param more: whether more letters match than the limit allows.
+    :param without_payload: how many letters match but can't be replayed, since their records are not kept.
     """
 
     group: str
@@ -95,15 +96,15 @@ class LettersDecided(Plan):
 
     @property
     def overtaken(self) -> int:
-        """Of a forced replay, how many of the letters a job has overtaken.
+        """How many letters of a forced replay a job has overtaken.
 
-        It has written later records of their keys, perhaps, and the replay may replace what these have written.
+        It may have written later records of their keys, whose rows the replay may replace.
         """
-        return sum(one.is_overtaken for one in self.chosen.values())
+        return sum(letter.is_overtaken for letter in self.chosen.values())
 
     @property
     def is_empty(self) -> bool:
-        """Whether no letter fits."""
+        """Whether no letters match."""
         return not self.chosen
 
 
@@ -113,7 +114,7 @@ class LettersPruned(Plan):
 
     :param before: the time before which they were settled.
     :param token: of the group's last claim.
-    :param keys: of the letters: no other is deleted.
+    :param keys: the letters; no other is deleted.
     """
 
     group: str
@@ -125,7 +126,7 @@ class LettersPruned(Plan):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are none."""
+        """Whether there are no such letters."""
         return not self.count
 
 
@@ -139,7 +140,7 @@ def read_page(
     contents: bool,
     within: int | None,
 ) -> LetterPage:
-    """Read a part of the list; see `OffsetStore.letters`."""
+    """Read a page of the list; see `OffsetStore.letters`."""
     check_limits(limit, within)
     if within is not None and contents:
         raise ConfigurationError("within is for lists of dead letters without their contents")
@@ -178,14 +179,14 @@ def wait_for_replay(database: Database, group: str, which: Named, *, seconds: fl
         if len(found) == len(keys):
             return found
         known(session, group)
-        # A claim that learns the topic's id gives it to the letters that have none.
+        # A claim that learns the topic's id writes it into letters without one: they stay the same (decision 0061).
         asked = [key if key in found else key._replace(topic_id=key.topic_id or None) for key in keys]
         found = choose_letters(session, group, asked, limit=len(asked))
         _expect_all(group, asked, found)
         return found
 
     while True:
-        states: dict[LetterState, int] = dict(Counter(one.state for one in ask(database, look).values()))
+        states: dict[LetterState, int] = dict(Counter(letter.state for letter in ask(database, look).values()))
         left = deadline - time.monotonic()
         if "requested" not in states or left <= 0:
             return states
@@ -194,7 +195,7 @@ def wait_for_replay(database: Database, group: str, which: Named, *, seconds: fl
 
 @dataclass(frozen=True)
 class _Letters(Operation[LettersDecided]):
-    """A decision about letters, which are named or chosen by a filter."""
+    """A decision about letters that are named, or chosen by a filter."""
 
     group: str
     which: Which
@@ -217,31 +218,31 @@ class _Letters(Operation[LettersDecided]):
     @property
     @abstractmethod
     def kind(self) -> tuple[EventName, str]:
-        """The event of the history, and what is done to the letters, in its words."""
+        """The event of the history, and what its reason says is done to the letters."""
 
     @property
     @abstractmethod
     def fit(self) -> tuple[tuple[LetterState, ...], tuple[PayloadState, ...]]:
-        """The states, and states of payloads, of the letters that a filter chooses."""
+        """The states of letters, and of payloads, that a filter is limited to."""
 
     @abstractmethod
     def check(self, key: LetterKey, letter: ChosenLetter) -> None:
-        """Refuse a letter that was named and can't be decided about like that."""
+        """Refuse a named letter to which the decision can't be applied."""
 
     @abstractmethod
     def change(self, session: PostgresSession, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
-        """Do it to the letters, which are locked."""
+        """Change the letters, which are locked."""
 
     @property
     def counts_overtaken(self) -> bool:
-        """Whether it matters that letters were overtaken."""
+        # The dashboard's role may not read what this takes.
         return False
 
     def plan(self, session: Session) -> LettersDecided:
         return self._choose(people(session), known(session, self.group), lock=False)
 
     def locked(self, session: Session) -> Iterator[LettersDecided]:
-        """The group's row comes before any letter."""
+        # The group's row is locked before any letter, as in every decision.
         session.share_group(self.group)
         yield self._choose(people(session), known(session, self.group), lock=True)
 
@@ -255,7 +256,7 @@ class _Letters(Operation[LettersDecided]):
                 self.check(key, letter)
             return self._plan(owner, chosen)
         fit, payloads = self.fit
-        states = tuple(one for one in fit if not which.states or one in which.states)
+        states = tuple(state for state in fit if not which.states or state in which.states)
         if not states:
             return self._plan(owner, {})
         which = replace(which, states=states)
@@ -274,7 +275,6 @@ class _Letters(Operation[LettersDecided]):
         return LettersDecided(self.group, event, forced, chosen, owner, more, lost, digest=digest)
 
     def write(self, session: Session, plan: LettersDecided, by: By) -> History:
-        """One line for all: how many, which, and where they are if they are of one partition."""
         self.change(people(session), plan.chosen, by)
         keys, (event, words) = plan.letters, self.kind
         if isinstance(self.which, LetterFilter):
@@ -333,11 +333,11 @@ class DiscardLetters(_Letters):
 
     @property
     def fit(self) -> tuple[tuple[LetterState, ...], tuple[PayloadState, ...]]:
-        """Those that were erased already would be chosen again and again."""
+        # Erased letters would be chosen again each time, and take the place of others under the limit.
         return (STATES, ("kept", "left out")) if self.erase else (OPEN, PAYLOADS)
 
     def check(self, key: LetterKey, letter: ChosenLetter) -> None:
-        """Any letter can be erased."""
+        # Any letter can be erased.
         if not self.erase:
             _expect_open(key, letter, "discarded", "If its contents have to go, erase it.")
 
@@ -376,14 +376,15 @@ class PruneLetters(Operation[LettersPruned]):
         return self._planned(session, before, keys)
 
     def locked(self, session: Session) -> Iterator[LettersPruned]:
-        """Two prunes of one group wait for each other, at the letters; a job's work for neither."""
+        # Shared, since a job's idle work and replays hold the group's row for as long as they take. Two prunes wait for
+        # each other at the letters (decision 0063).
         session.share_group(self.group)
         before = session.now() - self.older_than
         keys = prunable(people(session), self.group, self.states, before, limit=self.limit + 1, lock=True)
         yield self._planned(session, before, keys)
 
     def _planned(self, session: Session, before: datetime, found: Sequence[LetterKey]) -> LettersPruned:
-        """The letters that are left over change nothing: their number grows by itself."""
+        # Only whether letters are left over counts, and not how many: their number grows by itself.
         token, keys, more = known(session, self.group).token, tuple(found[: self.limit]), len(found) > self.limit
         age = self.older_than.total_seconds()
         digest = digest_of("prune", self.group, sorted(self.states), age, self.limit, keys, more)
@@ -412,7 +413,7 @@ def _expect_open(key: LetterKey, letter: ChosenLetter, done: str, next_step: str
 
 
 def keys_of(which: object) -> tuple[LetterKey, ...]:
-    """Name one letter or several, each once.
+    """Return the keys of one letter or several, each once.
 
     :raises TypeError: see `_key_of`.
     """
@@ -423,11 +424,12 @@ def keys_of(which: object) -> tuple[LetterKey, ...]:
 
 
 def _key_of(given: object) -> LetterKey:
-    """Name the letter.
+    """Return the key of a letter.
 
-    :raises TypeError: it is none; a database would say so in its own words.
-    :raises ConfigurationError: its offset, or a text, is no letter's.
+    :raises TypeError: it is no letter.
+    :raises ConfigurationError: its offset, or a text, can't be a letter's.
     """
+    # A mistake of the caller's, so it is found before the database is asked, in our words (decision 0061).
     key: Any = given.key if isinstance(given, Letter) else given
     if not isinstance(key, LetterKey):
         raise TypeError(

@@ -1,7 +1,7 @@
-"""A group's names: the same offsets under another name, another name for the same offsets, and a name given up.
+"""A group's names: copy its offsets to another name, rename it, or delete it.
 
 A copy leaves the group and its job alone. A rename and a delete fence the job; the old name keeps its row, so that
-nothing comes back under it.
+nothing comes back under it (decision 0040).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from offsetstore.protocol.texts import check_new_name, check_text
 from offsetstore.store.sessions import end_pause
 
 _TABLES: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures", "samples")
-"""Those that belong to a group. Its own row, its history, its runs and their errors stay with the name."""
+"""The tables that hold a group's rows. Its own row, its history, its runs and their errors stay with the name."""
 
 _TABLES_OF_TOPICS: Final = ("kafka_partitions", "dead_letters", "failures")
 
@@ -56,11 +56,11 @@ WHERE NOT has_table_privilege(:place || name, 'DELETE') ORDER BY number
 
 @dataclass(frozen=True, slots=True)
 class NewName(OwnedPlan):
-    """Offsets that a group has under a name that had none, or would have.
+    """The offsets of a group that were, or would be, given another name.
 
-    :param is_copy: whether the group keeps them, and its job.
+    :param is_copy: whether the group keeps its offsets, and its job.
     :param open_letters: how many of the group's dead letters are to be decided about, or to be replayed. A rename takes
-        them along; a copy leaves them, since with both groups they would be replayed twice.
+        them along; a copy leaves them, since in both groups they would be replayed twice (decision 0061).
     """
 
     group: str
@@ -76,12 +76,12 @@ class NewName(OwnedPlan):
 
 
 def _plan(session: Session, event: str, group: str, new: str, met: GroupRow | None = None) -> NewName:
-    """See that the group has offsets, and the new name neither these nor dead letters.
+    """Check that the group has offsets, and that the new name has neither offsets nor dead letters.
 
-    One statement reads all rows, so that a batch of several partitions is in them whole, or not at all.
-
-    :raises UnknownGroup, ConfigurationError: it is not so.
+    :raises UnknownGroup: the group has no offsets.
+    :raises ConfigurationError: the new name is taken.
     """
+    # One statement reads all rows, so that a batch of several partitions is in them whole, or not at all.
     owner, rows, taken = met or session.group(group), session.read_partitions(group), session.read_partitions(new)
     if not rows:
         raise unknown_group(session, group, "offsets of group")
@@ -156,8 +156,9 @@ class RenameGroup(Fencing[NewName]):
 
     def write(self, session: Session, plan: NewName, by: By) -> History:
         group, new, owner = self.group, self.new, plan.owner
-        # Above both, so that it is no job's, and no copy in Kafka has this epoch.
+        # Above both groups' epochs: it is no job's, and no copy in Kafka has it.
         token = Token(max(session.lock_group(name).epoch for name in (group, new)) + 1, uuid4())
+        # A pause that has ended by itself gets its line under the old name, and does not move to the new one.
         end_pause(session, group, owner, by.who)
         _rename(people(session), group, new)
         session.write_pause(new, owner.pause if owner is not None else None)
@@ -165,7 +166,7 @@ class RenameGroup(Fencing[NewName]):
         # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
         for name in (group, new):
             write_token(session, name, token, by.who)
-        # Pinned, so that what Kafka has under the old name does not count. It decides nothing about other applications.
+        # Pinned, so that the copies in Kafka do not count. A rename decides nothing about other applications.
         rows = {tp: _same_offset(row, keep_contested=True) for tp, row in plan.rows.items()}
         session.set_partitions(new, token, rows)
         left = by.event("rename", token, f"to {new!r}: {by.reason}")
@@ -177,12 +178,12 @@ class DeletedGroup(OwnedPlan):
     """What was deleted of a group; for a dry run, what would have been.
 
     :param topics: ``None`` for the whole group.
-    :param offsets: the stored ones; the history keeps them.
+    :param offsets: the stored offsets; the history keeps them.
     :param letters: how many dead letters, by state.
-    :param contested: whether another application used the group in Kafka while the job ran. What it has committed
-        there is where a new job of that name starts, as for any name without a stored offset.
-    :param losses: evidence that logs lost records below the stored offsets; it goes with them.
-    :param last_read: those of the topics that the last job read: started again as it is, it reads them anew.
+    :param contested: whether another application used the group in Kafka while the job ran. A new job of that name
+        starts at the offsets that it committed, as for any name without a stored offset.
+    :param losses: evidence that logs lost records below the stored offsets; it is deleted with them.
+    :param last_read: the deleted topics that the last job read: started again as it is, it reads them anew.
     """
 
     group: str
@@ -195,18 +196,18 @@ class DeletedGroup(OwnedPlan):
 
     @property
     def open_letters(self) -> int:
-        """How many dead letters were still to be decided about, or to be replayed."""
+        """How many dead letters still had to be decided about, or to be replayed."""
         return sum(self.letters.get(state, 0) for state in OPEN)
 
     @property
     def settled_letters(self) -> int:
-        """How many were replayed, discarded or superseded."""
+        """How many dead letters were replayed, discarded or superseded."""
         return sum(self.letters.values()) - self.open_letters
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeleteGroup(Fencing[DeletedGroup]):
-    """Delete all that belongs to a group, or to topics of it; see `OffsetStore.delete_group`."""
+    """Delete a group's rows, or those of some of its topics; see `OffsetStore.delete_group`."""
 
     topics: tuple[str, ...] | None = None
     discard_letters: bool = False
@@ -219,13 +220,14 @@ class DeleteGroup(Fencing[DeletedGroup]):
             check_text("topics", topic)
 
     def plan(self, session: Session) -> DeletedGroup:
-        """See what there is, and that it may be deleted.
+        """Read what would be deleted, and check that it may be.
 
         :raises UnknownGroup, GroupRenamed: there is nothing to delete under this name.
-        :raises ConfigurationError: the group has no offsets of a topic, or of no others.
+        :raises ConfigurationError: the group has no offsets of a topic, or none of any other topic.
         :raises LettersOpen: there are open letters, and they are not to be discarded.
         :raises MissingPrivilege: the role may not delete.
         """
+        # The right is checked first, so that a role without it fences no job (decision 0040).
         _expect_delete(people(session))
         owner, rows = self.met or known(session, self.group), session.read_partitions(self.group)
         if self.topics is not None:
@@ -234,7 +236,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
         contested = any(row.contested for row in rows.values())
         losses = {tp: row.suspect for tp, row in rows.items() if row.suspect is not None}
         letters = self._letters(people(session))
-        # No letter of a group goes before it is pruned, so their numbers show whether any has come or changed.
+        # No letter goes before it is pruned, so the numbers show whether any was added or changed (decision 0051).
         held = held_by(owner, offsets)
         digest = digest_of("delete", self.group, held, contested, sorted(letters.items()), sorted(losses.items()))
         found = DeletedGroup(
@@ -260,7 +262,8 @@ class DeleteGroup(Fencing[DeletedGroup]):
 
     def write(self, session: Session, plan: DeletedGroup, by: By) -> History:
         assert plan.owner is not None
-        # Above the job's, so that it is stale, and above those of all copies in Kafka, which then no longer count.
+        # Above the job's epoch, so that it is stale, and above those of its copies in Kafka, which then do not count
+        # (decision 0040).
         token = Token(plan.owner.token.epoch + 1, uuid4())
         if self.topics is None:
             end_pause(session, self.group, plan.owner, by.who)
@@ -289,6 +292,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
                 found=", ".join(missing),
                 expected=f"of {', '.join(sorted(has))}",
             )
+        # Deleting the whole group is another decision, and is not taken by naming all of its topics (decision 0040).
         if has <= set(self.topics):
             raise ConfigurationError(
                 f"the group {self.group!r} has offsets of no other topics; nothing was written",
@@ -312,7 +316,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
 
 
 def _same_offset(row: StoredOffset, *, keep_contested: bool) -> NewOffset:
-    """The row's own offset under another name, with what is known of the log below it."""
+    """Return the row's offset for another name, with the evidence about the log below it."""
     new = pinned(row, row.next_offset, keep_contested=keep_contested)
     return new._replace(pair=row.pair, suspect=row.suspect)
 
@@ -324,7 +328,7 @@ def _arrivals(by: By, event: EventName, plan: NewName, token: Token) -> list[His
 
 
 def _rename(session: PostgresSession, group: str, new: str) -> None:
-    """Move all that belongs to the group to ``new``, which has none. Needs both groups' locks and the rows'."""
+    """Move the group's rows to ``new``, which has none. Needs the locks of both groups and of the rows."""
     session.rows(LOCK_SAMPLES, group=group)
     for table in _TABLES:
         session.run(RENAME_SAMPLES if table == "samples" else RENAME_IN % table, group=group, new=new)
@@ -337,7 +341,7 @@ def _expect_delete(session: PostgresSession) -> None:
 
 
 def _delete(session: PostgresSession, group: str, topics: Sequence[str] | None) -> None:
-    """Delete all that belongs to the group, or to these topics of it. Needs the locks of the group and of the rows."""
+    """Delete the group's rows, or those of these topics. Needs the locks of the group and of the rows."""
     if topics is not None:
         for table in _TABLES_OF_TOPICS:
             session.run(DELETE_TOPICS_FROM % table, group=group, topics=[*topics])

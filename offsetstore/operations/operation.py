@@ -29,7 +29,7 @@ from offsetstore.text import did_you_mean
 AGAIN: Final = "Check the group's history; if it does not show this change, repeat it."
 
 Decided: TypeAlias = Literal["fence", "refuse"]
-"""What a decision does about a live job."""
+"""What a decision does if a job is live."""
 
 History: TypeAlias = Mapping[str, Sequence[HistoryEvent]]
 """The lines that a decision adds, by group."""
@@ -45,7 +45,7 @@ class Plan:
 
     :param digest: for ``if_plan``, see `digest_of`.
     :param executed: whether anything was written.
-    :param history: the lines that were added to the history, none for a dry run.
+    :param history: the lines that were added to the history; none for a dry run.
     """
 
     digest: str
@@ -79,7 +79,7 @@ class By:
     """Who decides, and why.
 
     :param actor: by default this process.
-    :param lock_timeout: as for `Timeouts`; a decision that fences waits as long as it says itself.
+    :param lock_timeout: as for `Timeouts`; a decision that fences has its own, ``takeover_timeout``.
     """
 
     reason: str
@@ -97,7 +97,6 @@ class By:
 
     @property
     def who(self) -> str:
-        """The actor."""
         return self.actor or this_process()
 
     def event(
@@ -109,28 +108,27 @@ class By:
         of: TopicPartition | None = None,
         offsets: tuple[int | None, int | None] = (None, None),
     ) -> HistoryEvent:
-        """The line of the history; the reason is by default the one that was given."""
         return HistoryEvent(name, of, *offsets, token, self.who, self.reason if reason is None else reason)
 
 
 class Operation(ABC, Generic[_P]):
-    """One decision, with all that it needs but who decides and why.
+    """One decision, with all its arguments except who decides and why.
 
     Invalid arguments are refused when it is made, before the database is asked: a `ConfigurationError` names them.
     """
 
     group: str
-    """Whose rows it locks: a later claim terminates its transaction if it does not end."""
+    """The group whose rows it locks: a later claim terminates its transaction if it does not end."""
     fences: ClassVar[bool] = False
     """Whether it takes the group away from its job."""
 
     def asked(self, database: Database) -> Self:  # noqa: ARG002 - most need no more than the database
-        """The same with what Kafka has, for which nobody should wait under locks."""
+        """Return the same decision with Kafka's answers, which nobody should wait for under locks."""
         return self
 
     @abstractmethod
     def plan(self, session: Session) -> _P:
-        """What would be done now."""
+        """Return what would be done now."""
 
     @abstractmethod
     def locked(self, session: Session) -> Iterator[_P]:
@@ -141,13 +139,12 @@ class Operation(ABC, Generic[_P]):
 
     @abstractmethod
     def write(self, session: Session, plan: _P, by: By) -> History:
-        """Write what is planned."""
+        """Carry the plan out, and return the lines of the history."""
 
     def expect(self, plan: _P) -> None:
-        """Refuse a plan that must not be carried out, although it may be shown."""
+        """Refuse to carry out a plan that may only be shown."""
 
     def begin(self, database: Database, by: By) -> AbstractContextManager[Session]:
-        """Begin its transaction."""
         return deciding(database, self.group, name="admin", lock_timeout=by.lock_timeout, again=AGAIN)
 
 
@@ -167,7 +164,7 @@ class Fencing(Operation[_O]):
     takeover: Decided = "fence"
     takeover_timeout: float = 30.0
     met: GroupRow | None = field(default=None, repr=False)
-    """The owner under the group's lock. It may end, or seem to, while its transaction is waited for."""
+    """The owner under the group's lock. While its transaction is waited for, it may end, or seem to."""
 
     def __post_init__(self) -> None:
         expect_group(self.group)
@@ -181,19 +178,19 @@ class Fencing(Operation[_O]):
         return (self.group,)
 
     def locked(self, session: Session) -> Iterator[_O]:
-        """See `Operation`: no claim can be made while the group's row is locked."""
+        # While the group's row is locked, no job can claim the group.
         for name in self.names:
             session.lock_group(name)
-        # A job that has claimed the group since the plan is not the one whose transaction may be ended.
+        # Compared before any transaction is terminated: it may be that of a newer job than was shown (decision 0051).
         yield (plan := self.plan(session))
         for name in self.names:
             session.lock_group_partitions(name)
         yield replace(self, met=plan.owner).plan(session)
 
     def expect(self, plan: _O) -> None:
-        """See `Operation`.
+        """Refuse to fence a live job, unless that is asked for.
 
-        :raises GroupBusy: a job is live, and is not to be fenced.
+        :raises GroupBusy: a job is live, and ``takeover`` is ``"refuse"``.
         """
         if self.takeover == "refuse" and plan.owner is not None and plan.owner.is_live:
             raise GroupBusy(
@@ -203,14 +200,13 @@ class Fencing(Operation[_O]):
             )
 
     def begin(self, database: Database, by: By) -> AbstractContextManager[Session]:  # noqa: ARG002 - see `By`
-        """See `Operation`."""
         return fencing(database, self.group, self.takeover_timeout, name="admin", again=AGAIN)
 
 
 def plan_of(database: Database, operation: Operation[_P], *, if_plan: str | None = None) -> _P:
-    """Show what the operation would do now. Nothing is locked or written.
+    """Return what the operation would do now. Nothing is locked or written.
 
-    :raises PlanChanged: it is not ``if_plan``: a dry run, too, must not say that it would be done.
+    :raises PlanChanged: the plan is not ``if_plan``: a dry run must not say, either, that it would be carried out.
     """
     return expect_plan(read(database, operation.asked(database).plan), if_plan)
 
@@ -218,16 +214,17 @@ def plan_of(database: Database, operation: Operation[_P], *, if_plan: str | None
 def carry_out(
     database: Database, operation: Operation[_P], by: By, *, dry_run: bool = False, if_plan: str | None = None
 ) -> _P:
-    """Do what was planned; return that.
+    """Carry out the operation, and return its plan.
 
     :param dry_run: do `plan_of` instead.
-    :param if_plan: the digest of what was shown; ``None`` to do whatever there is to do.
-    :raises PlanChanged: what would be done is no longer what was shown; nothing was written.
+    :param if_plan: the digest of the plan that was shown; ``None`` to accept any plan.
+    :raises PlanChanged: the plan is no longer the one that was shown; nothing was written.
     """
     if dry_run:
         return plan_of(database, operation, if_plan=if_plan)
     operation = operation.asked(database)
-    if operation.fences:  # what is refused already must not wait for a job's transaction, nor end it
+    # A decision that will be refused must neither wait for a job's transaction nor terminate it (decision 0063).
+    if operation.fences:
         _compared(operation, read(database, operation.plan), if_plan)
     with operation.begin(database, by) as session:
         [*_, plan] = [_compared(operation, plan, if_plan) for plan in operation.locked(session)]
@@ -249,30 +246,28 @@ def digest_of(decision: str, group: str, *facts: object) -> str:
     """Return the digest of a plan: two plans that do the same to the same state have the same one.
 
     :param facts: what is done and what it rests on, in a fixed order, as JSON and datetimes. What changes by itself is
-        left out: the present, ages, and how far the log has grown.
+        left out, or no plan could ever be carried out: the present, ages, and the end of the log (decision 0051).
     """
     text = json.dumps([decision, group, *facts], default=_plain, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 
 
 def held_by(owner: GroupRow | None, offsets: Mapping[TopicPartition, int]) -> object:
-    """What the plan of a decision about a group's offsets rests on: who has the group, and what is stored.
-
-    A live job goes on storing. Each claim and each reset has another token, so that it is still the job that was shown.
-    """
+    """Return what the plan of a decision about a group's offsets rests on: who has the group, and what is stored."""
     if owner is None:
         return sorted(offsets.items())
     token = [owner.token.epoch, str(owner.token.claim_id)]
+    # A live job goes on storing offsets; its token alone shows that it is still the job that was shown (decision 0051).
     return ["live", token, sorted(offsets)] if owner.is_live else ["not live", token, sorted(offsets.items())]
 
 
 def expect_plan(plan: _P, if_plan: str | None) -> _P:
-    """Refuse to do what differs from the plan that was shown.
+    """Return the plan, if it is the one that was shown.
 
-    :param plan: what would be done; under the locks, this is final. It is returned.
-    :param if_plan: the digest of what was shown, ``None`` to do whatever there is to do.
-    :raises ConfigurationError: that is no digest.
-    :raises PlanChanged: it differs.
+    :param plan: what would be done; under the locks, this is final.
+    :param if_plan: the digest of the plan that was shown; ``None`` to accept any plan.
+    :raises ConfigurationError: ``if_plan`` is no digest.
+    :raises PlanChanged: the plan is another one.
     """
     if if_plan is not None and not _DIGEST.fullmatch(if_plan):
         raise ConfigurationError(
@@ -291,13 +286,13 @@ def expect_plan(plan: _P, if_plan: str | None) -> _P:
 
 
 def _plain(value: object) -> float:
+    # A timestamp is the same whatever the session's TimeZone is.
     if isinstance(value, datetime):
-        return value.timestamp()  # the same whatever the session's TimeZone is
+        return value.timestamp()
     raise TypeError(f"not a fact of a plan: {type(value).__name__}")
 
 
 def expect_group(group: str) -> None:
-    """Refuse what is no name."""
     check_text("group", group)
     if not group:
         raise ConfigurationError("not a consumer group", found=repr(group), expected="a name")
@@ -312,6 +307,7 @@ def known(session: Session, group: str) -> GroupRow:
     owner = session.group(group)
     if owner is None:
         raise unknown_group(session, group)
+    # A name that was given up keeps its row (decision 0040), but no partitions.
     if not session.read_partitions(group):
         history = session.history(group)
         if (last := renamed(history)) is not None:
@@ -324,9 +320,9 @@ def known(session: Session, group: str) -> GroupRow:
 
 
 def unknown_group(session: Session, group: str, what: str = "group") -> UnknownGroup:
-    """Make the error for a group that is not there. It names those with similar names, else some of the others.
+    """Make the error for a group that does not exist. It names groups with similar names, or else some others.
 
-    :param what: the store does not have of it.
+    :param what: what the store does not have.
     """
     others = [name for name in session.names_of_groups() if name != group]
     near = similar_names(group, others)
@@ -339,6 +335,7 @@ def unknown_group(session: Session, group: str, what: str = "group") -> UnknownG
 
 
 def write_token(session: Session, group: str, token: Token, who: str) -> None:
-    """Fence the group's owner. No job runs with the new token, so it has no heartbeat."""
+    """Fence the group's owner."""
+    # No job runs with the new token, so it has no heartbeat.
     session.write_group(group, token, who)
     session.end_beat(token.claim_id)

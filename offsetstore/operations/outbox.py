@@ -1,7 +1,7 @@
-"""The outbox for people: what is in it, the rows that Kafka refuses, and what is decided about these.
+"""The outbox for people: the rows that Kafka refuses, and decisions about these and about rows that wait.
 
-A relay has moved them to a table of their own, or a person has, because they blocked others. Each decision writes one
-line into the history of the group whose job has written them, whatever the group is called now.
+A relay has moved refused rows to a table of their own, or a person has, because they blocked others. Each decision
+writes one line into the history of the group whose job wrote the rows, whatever the group is called now.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ORDER BY id LIMIT :limit
 _OF_GROUP: Final = """
 WHERE consumer_group = :group AND id > :after AND (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS text))"""
 _REFUSED: Final = f"FROM {{s}}outbox_refused {_OF_GROUP}"
-# What a relay is sending may be in Kafka already.
+# Rows of the relay's open batch may be in Kafka already.
 _WAITING: Final = f"""FROM {{s}}outbox {_OF_GROUP}
   AND NOT id = ANY(coalesce((SELECT r.ids FROM {{s}}outbox_relays AS r WHERE r.shard = 0), '{{}}'))"""  # noqa: S608 - constants alone
 REFUSED: Final = f"SELECT id, topic, error, created_at, refused_at {_REFUSED}{_THESE}"
@@ -42,10 +42,12 @@ LOCK_REFUSED: Final = f"{REFUSED}FOR UPDATE"
 WAITING: Final = f"SELECT id, topic, 'waits' AS error, created_at, NULL AS refused_at {_WAITING}{_THESE}"
 COUNT_WAITING: Final = f"SELECT count(*) AS rows {_WAITING}"
 LOCK_WAITING: Final = f"{WAITING}FOR UPDATE"
-# A relay changes it for each batch, and then looks whether all rows of the batch are there.
+# A relay changes this row for each batch, and then checks that all rows of the batch are still there. So a row is
+# either in a batch or set aside (decision 0095).
 LOCK_RELAY: Final = "SELECT shard FROM {s}outbox_relays WHERE shard = 0 FOR SHARE"
 # Before the first relay ever there is no row to lock: its INSERT waits for this.
 LOCK_FIRST_RELAY: Final = "LOCK TABLE {s}outbox_relays IN SHARE MODE"
+# The rows get new ids, and so come after all that wait: a relay finds them as it finds any other (decision 0095).
 RETRY_REFUSED: Final = """
 WITH again AS (DELETE FROM {s}outbox_refused WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING *),
 written AS (INSERT INTO {s}outbox (consumer_group, topic, key, value, headers)
@@ -62,7 +64,7 @@ _RIGHT: Final = "decide about rows that Kafka refuses (the owner of the tables m
 class RefusedRow:
     """A row of the outbox that Kafka refuses.
 
-    :param error: what Kafka or its client said, without anything of the record.
+    :param error: the error of Kafka or its client, without any content of the record.
     :param created_at: when a job wrote it. It was set aside at ``refused_at``, ``None`` if it still waits. Both by the
         database's clock.
     """
@@ -76,11 +78,11 @@ class RefusedRow:
 
 @dataclass(frozen=True, slots=True)
 class RefusedDecided(Plan):
-    """What is decided about rows of the outbox; for a dry run, what would be.
+    """What was decided about rows of the outbox; for a dry run, what would be.
 
     :param decision: ``"outbox-retry"``, ``"outbox-discard"`` or ``"outbox-set-aside"``, as in the history.
     :param rows: in the order of their ids.
-    :param more: how many there are beyond the limit, which stay as they are.
+    :param more: how many rows beyond the limit stay as they are.
     :param token: of the group's last claim.
     """
 
@@ -106,7 +108,7 @@ def read_refused(
 
 @dataclass(frozen=True)
 class _Refused(Operation[RefusedDecided]):
-    """A decision about rows: those with these ids, or all that have the topic."""
+    """A decision about rows of a group: rows with these ids, all rows of a topic, or all of them."""
 
     group: str
     ids: Sequence[int] | None = None
@@ -121,7 +123,7 @@ class _Refused(Operation[RefusedDecided]):
         check_whole("limit", self.limit, "rows", least=1)
         if self.ids is None:
             return
-        ids = sorted({as_offset("the id of a row", one, most=MAX_OFFSET) for one in self.ids})
+        ids = sorted({as_offset("the id of a row", row_id, most=MAX_OFFSET) for row_id in self.ids})
         if not ids or len(ids) > self.limit or self.topic is not None:
             raise ConfigurationError(
                 "a decision about refused rows names ids, a topic, or neither for all of the group",
@@ -133,7 +135,7 @@ class _Refused(Operation[RefusedDecided]):
     @property
     @abstractmethod
     def kind(self) -> tuple[EventName, str]:
-        """The event of the history, and what is done to the rows, in its words."""
+        """The event of the history, and what its reason says is done to the rows."""
 
     @property
     def where(self) -> str:
@@ -142,13 +144,13 @@ class _Refused(Operation[RefusedDecided]):
 
     @abstractmethod
     def change(self, session: PostgresSession, ids: Sequence[int], by: By) -> None:
-        """Do it to the rows, which are locked."""
+        """Change the rows, which are locked."""
 
     def plan(self, session: Session) -> RefusedDecided:
         return self._choose(session, self.statements[0])
 
     def locked(self, session: Session) -> Iterator[RefusedDecided]:
-        """The group's row comes before any other."""
+        # The group's row is locked before any other, as in every decision.
         session.share_group(self.group)
         with needing(_RIGHT):
             yield self._choose(session, self.statements[1])
@@ -157,9 +159,9 @@ class _Refused(Operation[RefusedDecided]):
         owner = session.group(self.group)
         if owner is None:
             raise unknown_group(session, self.group)
-        read, given = people(session), {"group": self.group, "topic": self.topic}
+        read, values = people(session), {"group": self.group, "topic": self.topic}
         found = [
-            RefusedRow(*row) for row in read.rows(statement, ids=self.ids, after=-1, limit=self.limit + 1, **given)
+            RefusedRow(*row) for row in read.rows(statement, ids=self.ids, after=-1, limit=self.limit + 1, **values)
         ]
         if self.ids is not None and len(found) < len(self.ids):
             gone = sorted({*self.ids} - {row.id for row in found})
@@ -169,7 +171,7 @@ class _Refused(Operation[RefusedDecided]):
                 next_step=self.where,
             )
         rows, (event, _) = tuple(found[: self.limit]), self.kind
-        more = read.one(self.statements[2], after=rows[-1].id, **given).rows if len(found) > self.limit else 0
+        more = read.one(self.statements[2], after=rows[-1].id, **values).rows if len(found) > self.limit else 0
         digest = digest_of(event, self.group, [[row.id, row.refused_at] for row in rows])
         return RefusedDecided(self.group, event, rows, more, owner.token, digest=digest)
 
@@ -210,7 +212,7 @@ class DiscardRefused(_Refused):
 
 
 class SetAside(_Refused):
-    """Take rows out of the outbox, into those that Kafka refuses; see `OffsetStore.set_aside`."""
+    """Move rows from the outbox to the rows that Kafka refuses; see `OffsetStore.set_aside`."""
 
     are: ClassVar[str] = "in the outbox, and not being sent"
     statements: ClassVar[tuple[str, str, str]] = WAITING, LOCK_WAITING, COUNT_WAITING
@@ -224,13 +226,14 @@ class SetAside(_Refused):
         return "outbox-set-aside", "of the outbox set aside"
 
     def locked(self, session: Session) -> Iterator[RefusedDecided]:
-        """The group's row, the relay's, and then those that are chosen: no batch gets them any more."""
+        # The group's row, then the relay's, so that no batch can take the rows that are chosen after it.
         session.share_group(self.group)
         with needing(_RIGHT):
             locked = people(session)
             if not locked.rows(LOCK_RELAY):
                 locked.run(LOCK_FIRST_RELAY)
-                locked.rows(LOCK_RELAY)  # it may have come meanwhile
+                # The first relay may have inserted its row before the table was locked.
+                locked.rows(LOCK_RELAY)
             yield self._choose(session, self.statements[1])
 
     def change(self, session: PostgresSession, ids: Sequence[int], by: By) -> None:

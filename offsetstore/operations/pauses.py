@@ -45,7 +45,8 @@ class _OfGroup(Operation[PauseDecided]):
 
     @contextmanager
     def begin(self, database: Database, by: By) -> Generator[Session]:
-        # Members of a fleet share the row while they take partitions. One that is frozen then is ended; nobody else is.
+        # Members of a fleet share the row while they take partitions. A member that is frozen then is terminated, and
+        # nobody else (decision 0090), before the wait for the lock ends.
         frozen = f"{name_prefix(self.group)}assign"
         with super().begin(database, by) as session:
             with database.unblocking(session, after=by.lock_timeout / 2, older_than=frozen):
@@ -94,6 +95,7 @@ class PauseGroup(_OfGroup):
         return PauseDecided(self.group, owner.pause, Pause(now, until, self.reason), owner, digest=digest)
 
     def write(self, session: Session, plan: PauseDecided, by: By) -> History:
+        # A pause that has ended by itself gets its line before the new one overwrites it (decision 0061).
         end_pause(session, self.group, plan.owner, by.who)
         session.write_pause(self.group, plan.after)
         reason = by.reason if self.until is None else f"until {self.until.isoformat()}: {by.reason}"
@@ -120,13 +122,13 @@ class ResumeGroup(_OfGroup):
 
 
 def _identity(pause: Pause | None) -> object:
-    """When it was made tells one pause from another with the same end and reason."""
+    # The time tells a pause from another one with the same end and reason.
     return None if pause is None else [pause.at, pause.until]
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataDecided(Plan):
-    """Whose metadata is rewritten, at which stored offset."""
+    """The stored offset whose metadata is rewritten, and the token of its row."""
 
     offset: int
     token: Token
@@ -153,7 +155,8 @@ class WriteMetadata(Operation[MetadataDecided]):
         return MetadataDecided(row.next_offset, row.token, digest=digest)
 
     def locked(self, session: Session) -> Iterator[MetadataDecided]:
-        session.share_group(self.group)  # before any partition's row: no claim can be made meanwhile
+        # The group's row comes before any partition's, as in every decision; no claim can be made meanwhile.
+        session.share_group(self.group)
         session.lock_partitions(self.group, [self.topic_partition])
         yield self.plan(session)
 

@@ -1,6 +1,6 @@
-"""What only people ask of the database: an overview of many groups, history, runs, errors, and the store's facts.
+"""Reads that only people need: an overview of many groups, history, runs, errors, and the store's facts.
 
-A job's transaction needs none of it, so that a store in memory has none of it.
+A job's transaction needs none of them, so a store in memory has none of them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _T = TypeVar("_T")
 _Line = TypeVar("_Line", "HistoryEvent", "JobError")
 
 _INTERVAL: Final = 1.0
+# A line has the time of its statement and not of the COMMIT, so a line that is older than the last may come later.
 _OVERLAP: Final = timedelta(hours=1)
 
 
 def people(session: Session) -> PostgresSession:
-    """The session, of which something is asked that a job never asks.
+    """Return the session, for SQL that a job never needs.
 
     :raises ConfigurationError: the store is in memory.
     """
@@ -52,7 +53,6 @@ def people(session: Session) -> PostgresSession:
 
 
 def ask(database: Database, query: Callable[[PostgresSession], _T], *, lock_timeout: float | None = None) -> _T:
-    """Do `read`, with what people ask."""
     return read(database, lambda session: query(people(session)), lock_timeout=lock_timeout)
 
 
@@ -60,10 +60,10 @@ def ask(database: Database, query: Callable[[PostgresSession], _T], *, lock_time
 class ListedGroup:
     """One line of a list of groups.
 
-    :param partitions: how many have stored offsets; 0 for a name that was given up.
-    :param topics: theirs, in order.
-    :param advanced_for: since when no stored offset has changed, by the database's clock; ``None`` without offsets.
-    :param dead_letters: how many are open.
+    :param partitions: how many partitions have stored offsets; 0 for a name that was given up.
+    :param topics: the topics of these partitions, in order.
+    :param advanced_for: how long no stored offset has changed, by the database's clock; ``None`` without offsets.
+    :param dead_letters: how many dead letters are open.
     """
 
     group: str
@@ -76,10 +76,10 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """The run of a group's last claim, as the job recorded it with its last heartbeat; of a fleet, its members' summed.
+    """The run of a group's last claim, as of the job's last heartbeat; for a fleet, the sum of its members' runs.
 
-    ``batch_since`` is since when a batch has been in flight, ``None`` if none is. The others are those of `Run`. A
-    fleet replays letters if all its live members do that have said so.
+    ``batch_since`` is when the batch in flight began, ``None`` if there is none. The other fields are those of `Run`. A
+    fleet replays letters if all live members do that have said whether they do.
     """
 
     batch_since: datetime | None
@@ -105,12 +105,11 @@ class StoreOverview:
     ``groups`` were claimed at least once, by name. ``partitions`` holds their rows without the metadata, in order
     of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
     both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
-    are left out. ``members`` are those of fleets, of the groups that a fleet has. ``outbox`` holds what groups have in
-    the outbox, without those that have nothing, and ``outbox_sent`` is how many rows relays have sent in all.
-    ``requested`` are their letters that are to be replayed, of each partition that has such letters. ``relay`` is the
-    one that has the outbox, ``None`` if there never was one. ``decisions`` are those of `read_group`.
-    ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of those that this
-    role may see.
+    are left out. ``members`` holds the members of the fleets that have groups. ``outbox`` holds what groups have in the
+    outbox; groups without rows are left out. ``outbox_sent`` is how many rows relays have sent in all. ``requested``
+    holds the letters that are to be replayed, of each partition with such letters. ``relay`` is the relay that has the
+    outbox, ``None`` if there never was one. ``decisions`` are those of `read_group`. ``oldest_transaction`` is how long
+    the oldest open transaction that this role may see has been running.
     """
 
     at: datetime
@@ -134,9 +133,9 @@ _ASKED: Final = "(CAST(:groups AS text[]) IS NULL OR {group} = ANY(CAST(:groups 
 _RECENT: Final = """(SELECT r.started_at, r.seen_at, r.ending FROM {s}%s AS r WHERE r.consumer_group = g.consumer_group
                   ORDER BY %s LIMIT 10)"""
 
-# What people ask, and no batch: how a fleet's last member ended; and how many of the last runs failed or fell silent in
-# 15 minutes, 0 once one has run for a minute (see `offsetstore.protocol.runs.LOOP`); and whether the last start was
-# refused. The group is a range as in HISTORY.
+# What people ask, and no batch: how a fleet's last member ended, since the fleet ends as that member does; how many of
+# the last runs failed or fell silent in 15 minutes, 0 once one has run for a minute (`offsetstore.protocol.runs.LOOP`);
+# and whether the last start was refused (decision 0103). The group is a range as in HISTORY.
 _SEEN: Final = f"""
        CASE WHEN g.fleet_id = g.claim_id THEN (
            SELECT m.ending FROM {{s}}member_runs AS m
@@ -202,7 +201,7 @@ CROSS JOIN LATERAL (SELECT l.state, count(*) AS letters FROM {{s}}dead_letters A
 WHERE {_ASKED.format(group="g.consumer_group")}
 """  # noqa: S608 - constants alone
 
-# Of each partition, since a job replays those of the topics that it reads.
+# By partition, since a job replays only letters of the topics that it reads (decision 0104).
 REQUESTED: Final = f"""
 SELECT l.consumer_group, l.topic, l.partition, count(*) AS letters, min(l.decided_at) AS since
 FROM {{s}}dead_letters AS l
@@ -242,7 +241,7 @@ CROSS JOIN LATERAL (
 WHERE g.fleet_id = g.claim_id AND f.runs > 0 AND {_ASKED.format(group="g.consumer_group")}
 """  # noqa: S608 - constants alone
 
-# Of the fleets that have their groups now, as in MEMBERS.
+# Only members of fleets that have their groups now, as in MEMBERS.
 OVERVIEW_MEMBERS: Final = f"""
 SELECT m.consumer_group, m.member_id, m.owner, m.joined_at, clock_timestamp() - m.beat_at AS alive_for
 FROM {{s}}group_members AS m
@@ -252,7 +251,7 @@ WHERE {_ASKED.format(group="m.consumer_group")}
 ORDER BY m.consumer_group, m.joined_at, m.member_id
 """  # noqa: S608 - constants alone
 
-# No more rows than that are read, by the primary key: a probe every few seconds must not read a backlog of millions.
+# Reads a limited number of rows, by the primary key: a probe every few seconds must not read a backlog of millions.
 OUTBOX_STATES: Final = f"""
 WITH waiting AS (SELECT consumer_group, created_at, id FROM {{s}}outbox ORDER BY id LIMIT {MOST_COUNTED}),
 aside AS (SELECT consumer_group FROM {{s}}outbox_refused ORDER BY id LIMIT {MOST_COUNTED})
@@ -269,9 +268,9 @@ FROM (SELECT consumer_group, count(*) AS rows, min(created_at) AS oldest, 0 AS r
 GROUP BY consumer_group) AS found
 """  # noqa: S608 - constants alone
 
-# One that is live comes before one that was started later, and could not begin; not if another one has taken the outbox
-# since it was started, of which it will know when it has rows to send. Of those that are gone, the one that was there
-# last counts. ``failures`` are as in SEEN, of those that were started before it.
+# A live run comes before one that was started later and could not begin, but not if another relay has taken the outbox
+# since it was started: at rest it learns that only with the next rows to send (decision 0103). Of runs that are over,
+# the last one counts. ``failures`` are as in SEEN, of runs that were started before it.
 RELAY: Final = """
 SELECT o.owner AS taken_by, o.taken_at, r.owner, r.started_at, r.ending, r.sent_at, r.error, r.until,
        clock.now - r.seen_at AS silence, clock.now AS at, clock.now - first.created_at AS waited,
@@ -305,7 +304,7 @@ SELECT clock_timestamp() AS at,
 
 
 def read_overview(session: PostgresSession, groups: Collection[str] | None) -> StoreOverview:
-    """Read these groups, or all, in one round trip."""
+    """Read these groups, or all groups if ``None``, in one round trip."""
     asked = None if groups is None else list(groups)
     with translated():
         owners, offsets, letters, requested, runs, members, outbox, sent, relay, oldest = session.together(
@@ -360,7 +359,8 @@ def read_group(session: PostgresSession, group: str) -> StoreOverview:
     """Read one group, and what an operator has decided about it since its last claim."""
     found = read_overview(session, [group])
     owner = found.groups.get(group)
-    if owner is None or owner.alive_for is not None:  # a job holds it
+    # The token of a decision has no heartbeat, so with one it is a job that has the group.
+    if owner is None or owner.alive_for is not None:
         return found
     last = session.history(group, events=list(TAKING), limit=1)
     return replace(found, decisions={group: last[0].event}) if last and last[0].token == owner.token else found
@@ -374,7 +374,7 @@ def _relay_status(rows: Sequence[Any]) -> RelayStatus | None:
     if row.until is None:
         return unknown
     state = run_state(row.ending, row.silence, row.failures)
-    # A live one that was replaced since its start may not know it yet.
+    # A live relay may not know yet that it was replaced: at rest it learns that with the next rows.
     told, may_be_other = (row.started_at, row.owner != row.taken_by) if state == "live" else (row.until, True)
     if may_be_other and row.taken_at is not None and row.taken_at > told:
         return unknown
@@ -382,8 +382,8 @@ def _relay_status(rows: Sequence[Any]) -> RelayStatus | None:
     return RelayStatus(found, row.owner, row.started_at, row.until, row.sent_at, row.error)
 
 
-# The next row of the group may be a reset's or a rename's, which is no run: the group's own row then tells when.
-# Members of a fleet share an epoch.
+# The group's next token may be a reset's or a rename's, which is no run: then the group's own row has the time. Members
+# of a fleet share an epoch.
 RUNS: Final = """
 SELECT * FROM (
 SELECT r.*, coalesce(min(r.started_at) OVER (ORDER BY r.epoch RANGE BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING),
@@ -409,16 +409,17 @@ ORDER BY id
 
 
 def _seen_row(row: Any) -> GroupRow:
-    """The group's row, with what only people ask of it."""
+    """Return the group's row, with the columns of `_SEEN`."""
     owner = group_row([row])
     assert owner is not None
+    # As long as one member is live, so is the fleet, whatever became of the others (decision 0103).
     ending = row.ending if owner.fleet is None or is_live(owner.alive_for) else row.fleet_ending
     is_refused = bool(row.is_refused) and not owner.is_live
     return replace(owner, ending=ending, failures=row.failures, is_refused=is_refused)
 
 
 def read_groups(session: PostgresSession) -> list[ListedGroup]:
-    """All groups that were ever claimed, by name."""
+    """Read all groups that were ever claimed, by name."""
     return [
         ListedGroup(
             row.consumer_group,
@@ -433,7 +434,7 @@ def read_groups(session: PostgresSession) -> list[ListedGroup]:
 
 
 def read_owner(session: Session, group: str) -> GroupRow | None:
-    """Who claimed the group last, as people are told it: a store in memory has no more than what a job asks."""
+    """Read the group's row, with what lists and pages show of it; a store in memory has only a job's columns."""
     if not isinstance(session, PostgresSession):
         return session.group(group)
     row = session.first(OVERVIEW_GROUPS, groups=[group])
@@ -479,9 +480,7 @@ def _check_list(since: datetime | None, asked: Collection[str], known: Collectio
 def follow(
     read: Callable[[datetime | None], list[_Line]], *, since: datetime | None, limit: int | None
 ) -> Generator[_Line]:
-    """Yield what is there, of that the last ``limit`` lines, and then each line that is added.
-
-    A line's time is that of its statement and not of the COMMIT, so the last hour is read again each time.
+    """Yield the lines that exist, or only the last ``limit`` of them, and then each line that is added.
 
     :param read: reads the lines since a time.
     """
@@ -497,7 +496,7 @@ def follow(
 
 
 def read_runs(session: PostgresSession, group: str, *, limit: int | None = None) -> list[Run]:
-    """The group's runs, the oldest first: of those, only the last ones."""
+    """Read the group's runs, or only the last ``limit`` of them, the oldest first."""
     return [_run(row) for row in session.rows(RUNS, group=group, limit=limit)]
 
 
@@ -540,7 +539,7 @@ def _run(row: Any) -> Run:
 def read_errors(
     session: PostgresSession, group: str, *, since: datetime | None, sources: Collection[ErrorSource], limit: int | None
 ) -> list[JobError]:
-    """The group's errors, the oldest first: those since a time, of some sources, or only the last ones."""
+    """Read the group's errors, the oldest first: since a time, of some sources, or only the last ``limit``."""
     return [
         JobError(
             source=row.source,
@@ -560,13 +559,13 @@ def read_errors(
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """One table, as the server's statistics have it; they are a second or so behind, and lost in a crash.
+    """One table, from the server's statistics, which are a second or so behind, and lost in a crash.
 
     :param rows: an estimate.
-    :param size: in bytes, with its indexes and what is stored out of line.
+    :param size: in bytes, with its indexes and TOAST.
     :param dead_rows: an estimate of the rows that VACUUM has not removed yet.
     :param updates: since the statistics were last reset.
-    :param hot_updates: those of them that touched no index.
+    :param hot_updates: the updates that touched no index.
     """
 
     name: str
@@ -580,7 +579,6 @@ class TableFacts:
 
     @property
     def hot_share(self) -> float | None:
-        """The share of updates that touched no index, ``None`` without updates."""
         return self.hot_updates / self.updates if self.updates else None
 
 
@@ -592,7 +590,7 @@ class StoreFacts:
     :param server: its name and version.
     :param schema: of our tables.
     :param revision: of our tables; like ``expected``, that of this version of offsetstore, ``None`` without tables.
-    :param tables: ours that are there, by name.
+    :param tables: our tables that exist, by name.
     :param oldest_transaction: how long the oldest open transaction of the database has been running.
     :param sees_all: whether that includes other roles' transactions, which takes ``pg_read_all_stats``.
     :param is_standby: whether the server is a replica, which can't be written to.
@@ -610,7 +608,7 @@ class StoreFacts:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether this version runs on the tables."""
+        """Whether this version of offsetstore runs on the tables."""
         return self.revision == self.expected or (self.expected is not None and runs_on(self.expected, self.revision))
 
 
@@ -621,7 +619,7 @@ SELECT current_setting('server_version') AS version, pg_is_in_recovery() AS is_s
         WHERE c.oid = to_regclass(:place || 'kafka_partitions')) AS schema
 """
 
-# Anyone may read them: sizes and statistics are no table's contents.
+# Any role may read them: sizes and statistics are not the tables' contents.
 TABLES: Final = """
 SELECT c.relname AS name, s.n_live_tup AS rows, pg_total_relation_size(c.oid) AS size, s.n_dead_tup AS dead_rows,
        s.n_tup_upd AS updates, s.n_tup_hot_upd AS hot_updates, s.last_vacuum, s.last_autovacuum
@@ -633,7 +631,7 @@ ORDER BY c.relname COLLATE "C"
 
 
 def read_facts(session: PostgresSession) -> StoreFacts:
-    """Read them, in one round trip."""
+    """Read the facts in one round trip."""
     asked = (SERVER, TABLES, sql.REVISION, OLDEST_TRANSACTION)
     with translated():
         server, tables, revision, oldest = session.together(*asked, place=session.place, tables=list(metadata.tables))

@@ -1,6 +1,7 @@
-"""What a relay does, for the table ``relay_runs``: so others see whether it runs, and why it sends nothing.
+"""What a relay does, for the table ``relay_runs``, which shows others whether it runs, and why it sends nothing.
 
-It is apart from the relay's token: its batches lock the row that has that, and wait for no heartbeat.
+It is apart from the relay's token, whose row each batch locks: a heartbeat there would wait for batches, and a frozen
+heartbeat would stop them (decision 0103).
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ _log = logging.getLogger("offsetstore")
 _NAME: Final = "offsetstore:relay-heartbeat"
 _LONGEST: Final = 4_000  # characters of an error's text
 _KEPT: Final = 100  # runs
-_BLOCKED: Final = 120.0  # seconds: as long as a topic is blocked, that is told each minute
+# Seconds. A relay reports each minute that a topic is blocked; after two without a report it is blocked no longer.
+_BLOCKED: Final = 120.0
 _SILENCE: Final = 60.0  # seconds without an answer of the database, at the start
 
 BEGIN_RELAY: Final = "INSERT INTO {s}relay_runs (run_id, owner) VALUES (:run_id, :owner)"
-# Another one that fails at each start must not delete the run of the relay that goes on.
+# A second relay that fails at each start must not delete the run of the one that goes on (decision 0103).
 TRIM_RELAYS: Final = """
 DELETE FROM {s}relay_runs WHERE run_id IN (
     SELECT run_id FROM {s}relay_runs ORDER BY started_at DESC OFFSET :keep FOR UPDATE SKIP LOCKED)
@@ -87,17 +89,18 @@ class RelayRecord:
             self.end(ending)
 
     def end(self, ending: Ending) -> None:
-        """Record how the relay has ended, in at most `INTERVAL`: the first end counts."""
+        """Record how the relay has ended, in at most `INTERVAL`. Only the first end counts."""
+        # A heartbeat that hangs is not waited for: it takes no end back.
         self._beats.stop(0)
         self._write(ending)
 
     def on(self, event: Event) -> None:
-        """Note what the relay tells."""
         match event:
             case OutboxSent():
                 with self._guard:
                     self._sent, self._error = time.monotonic(), None
-            case OutboxRests(blocked=blocked):  # what it waited for has answered
+            case OutboxRests(blocked=blocked):
+                # What the relay waited for has answered.
                 with self._guard:
                     self._error = None
                     if not blocked:
@@ -116,10 +119,10 @@ class RelayRecord:
         return True
 
     def _write(self, ending: Ending | None) -> None:
-        """Write what is known. A failure is logged once: the relay does not depend on it."""
+        """Write what is known. A failure is logged once, and ends nothing: the relay does not depend on the record."""
         now = time.monotonic()
         with self._guard:
-            self._blocked = {topic: one for topic, one in self._blocked.items() if now - one[0] < _BLOCKED}
+            self._blocked = {topic: block for topic, block in self._blocked.items() if now - block[0] < _BLOCKED}
             blocked = "; ".join(text for _, text in self._blocked.values())
             sent, error = self._sent, self._error or writable(blocked[:_LONGEST]) or None
         age = None if sent is None else timedelta(seconds=now - sent)
@@ -137,10 +140,11 @@ class RelayRecord:
             session.run(TRIM_RELAYS, keep=_KEPT)
 
     def _within(self, seconds: float, work: Callable[[PostgresSession], object]) -> None:
-        """Do it in a transaction. If there is no answer for so long, break the connection: a proxy may forget.
+        """Do the work in a transaction, and break its connection if there is no answer within ``seconds``.
 
-        :raises StoreUnavailable: there was none.
+        :raises StoreUnavailable: there was no answer.
         """
+        # No setting of TCP notices a proxy that acknowledges and forgets (decision 0095).
         begun: list[PostgresSession] = []
 
         def do() -> None:
@@ -159,5 +163,5 @@ class RelayRecord:
 
 
 def _text(error: Exception) -> str:
-    """Our own errors hold nothing of a record; others may."""
+    # Our own errors hold nothing of a record; others may.
     return writable((str(error) if isinstance(error, OffsetStoreError) else type(error).__name__)[:_LONGEST])

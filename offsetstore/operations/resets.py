@@ -1,6 +1,6 @@
-"""Resets: where a group's stored offsets are moved to.
+"""Resets, which move a group's stored offsets.
 
-Rows that were set are pinned, so that the decision takes precedence over what Kafka still has.
+The rows are pinned, so that the decision takes precedence over the copies that Kafka still has.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ ResetTarget: TypeAlias = Literal["earliest", "latest"] | int | datetime | ShiftB
 """Where to move partitions: either end of the log, an offset, the first record at or after a time, or by a number."""
 
 Partitions: TypeAlias = Mapping[str, Collection[int] | None] | Literal["all"] | None
-"""What a reset moves: partitions by topic, ``None`` for all that have a stored offset; or those of all topics."""
+"""What a reset moves: partitions by topic (``None``: all that have a stored offset), or ``"all"`` of all topics."""
 
 _NAMED: Final = 8  # partitions that an error names
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a reset does to one partition, whose ``row`` is what is stored; without Kafka ``log`` is ``None``."""
+    """What a reset does to one partition. ``row`` is the stored row; ``log`` is ``None`` if Kafka was not asked."""
 
     topic_partition: TopicPartition
     row: StoredOffset
@@ -81,17 +81,15 @@ class Move:
 
     @property
     def from_offset(self) -> int:
-        """The offset that is stored."""
         return self.row.next_offset
 
     @property
     def suspect(self) -> Suspect | None:
-        """Evidence that the log lost records below it: the reset accepts that, wherever it goes."""
+        """Evidence that the log lost records below the stored offset. Any reset accepts the loss, wherever it goes."""
         return self.row.suspect
 
     @property
     def shift(self) -> int:
-        """How many offsets it moves by, negative for backwards."""
         return self.to_offset - self.from_offset
 
 
@@ -132,8 +130,8 @@ class Reset(OwnedPlan):
 class ResetOffsets(Fencing[Reset]):
     """Set stored offsets; see `OffsetStore.reset` for the arguments.
 
-    Kafka is asked before anything is locked. The decision is made under the locks: they show what a job has stored by
-    then and whether one is live.
+    Kafka is asked before anything is locked. The decision is made under the locks, which show what a job has stored by
+    then, and whether a job is live (decision 0026).
     """
 
     target: Mapping[TopicPartition, int] | ResetTarget
@@ -191,7 +189,7 @@ class ResetOffsets(Fencing[Reset]):
         return replace(self, view=view, seen=seen)
 
     def plan(self, session: Session) -> Reset:
-        """Decide where each partition goes from what is stored now.
+        """Decide from the stored offsets where each partition goes.
 
         :raises OffsetOutOfRange, WrongCluster, ConfigurationError, UnknownGroup: as `OffsetStore.reset`.
         """
@@ -199,13 +197,15 @@ class ResetOffsets(Fencing[Reset]):
         if not rows:
             raise unknown_group(session, self.group, "offsets of group")
         moves = tuple(self._move(tp, rows[tp]) for tp in self._chosen(rows))
-        again = {one.topic_partition: OffsetRange(one.to_offset, one.from_offset) for one in moves if one.shift < 0}
+        again = {
+            move.topic_partition: OffsetRange(move.to_offset, move.from_offset) for move in moves if move.shift < 0
+        }
         replayed = count_replayed(session, self.group, again) if again and isinstance(session, PostgresSession) else 0
-        held = held_by(owner, {one.topic_partition: one.from_offset for one in moves})
+        held = held_by(owner, {move.topic_partition: move.from_offset for move in moves})
         is_live = owner is not None and owner.is_live
-        # Whether it goes back is told beside: a job that advances, or a log that is cut off, can turn it round.
-        to = [(self._place(one, is_live=is_live), one.shift < 0) for one in moves]
-        losses = [one.suspect for one in moves]
+        # The direction is compared, too: a job that advances, or a log that is cut off, could turn a reset round.
+        to = [(self._place(move, is_live=is_live), move.shift < 0) for move in moves]
+        losses = [move.suspect for move in moves]
         digest = digest_of("reset", self.group, held, to, replayed, losses)
         return Reset(self.group, moves, replayed, owner=owner, digest=digest)
 
@@ -214,18 +214,18 @@ class ResetOffsets(Fencing[Reset]):
         write_token(session, self.group, token, by.who)
         # With from_offset= it is a repair, and decides nothing about other applications.
         keep = self.from_offset is not None
-        new = {one.topic_partition: _decided_offset(one, keep_contested=keep) for one in plan.moves}
+        new = {move.topic_partition: _decided_offset(move, keep_contested=keep) for move in plan.moves}
         session.set_partitions(self.group, token, new)
         lines = [
-            by.event("reset", token, of=one.topic_partition, offsets=(one.from_offset, one.to_offset))
-            for one in plan.moves
+            by.event("reset", token, of=move.topic_partition, offsets=(move.from_offset, move.to_offset))
+            for move in plan.moves
         ]
         return {self.group: lines}
 
     def _chosen(self, rows: Mapping[TopicPartition, StoredOffset]) -> list[TopicPartition]:
         """Return the partitions to move, in order.
 
-        :raises ConfigurationError: the store has none for a partition that was named.
+        :raises ConfigurationError: the store has no offset of a partition that was named.
         """
         if isinstance(self.target, Mapping):
             _expect_rows(self.group, rows, self.target)
@@ -250,11 +250,12 @@ class ResetOffsets(Fencing[Reset]):
         return sorted(chosen)
 
     def _place(self, move: Move, *, is_live: bool) -> int | str:
-        """Where an offset goes, in words where the number changes by itself: with the log, or a live job's offset."""
+        """Return where an offset goes, in words if the number changes by itself: with the log, or while a job runs."""
         if self.target == "latest":
             return "latest"
+        # No record is as young as the target: the offset is the log's end, which grows.
         if isinstance(self.target, datetime) and move.log is not None and move.to_offset == move.log.end:
-            return "end"  # no record is that young
+            return "end"
         return f"{move.shift:+d}" if is_live and isinstance(self.target, ShiftBy) else move.to_offset
 
     def _move(self, tp: TopicPartition, row: StoredOffset) -> Move:
@@ -267,6 +268,7 @@ class ResetOffsets(Fencing[Reset]):
                 expected=self.from_offset,
             )
         log = None if view is None else _log_of(tp, row, view)
+        # A job has read on since Kafka was asked, so the log reaches at least to its offset (decision 0026).
         if log is not None and (seen is None or seen.next_offset < row.next_offset):
             log = Watermarks(log.beginning, max(log.end, row.next_offset))
         new = self._offset(tp, row.next_offset, log)
@@ -294,7 +296,7 @@ class ResetOffsets(Fencing[Reset]):
                 assert self.view is not None
         if isinstance(self.target, datetime):
             at = (self.view.timestamps or {})[tp]
-            # The end, where no record is that young: the log has grown since, if a job has read on.
+            # If no record is that young, Kafka gave its end: the log has grown since, if a job has read on.
             return log.end if at == self.view.topics[tp.topic].partitions[tp.partition].end else at
         return log.beginning if self.target == "earliest" else log.end
 
@@ -333,21 +335,20 @@ def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermar
 
 
 def pinned(row: StoredOffset, offset: int, *, keep_contested: bool) -> NewOffset:
-    """A decision's offset, which counts more than what Kafka has."""
+    """Return a row for a decision's offset, which takes precedence over Kafka's copy."""
     return NewOffset(offset, row.topic_id, row.cluster_id, pinned=True, contested=keep_contested and row.contested)
 
 
 def _decided_offset(move: Move, *, keep_contested: bool) -> NewOffset:
-    """The offset of a reset, which accepts the evidence that its plan shows: a truncation that nobody has seen is none.
-
-    So the pair stays, unless there was evidence: what it says of its offset holds of each smaller one. If Kafka was
-    asked, the pair is of the new offset, unless the leader has changed since the row's: that is for a claim to check.
-    """
+    """Return the row of a reset, which accepts the evidence of loss that its plan shows."""
     row = move.row
     new = pinned(row, move.to_offset, keep_contested=keep_contested)
+    # Without evidence the pair stays, which would tell a truncation: nobody has been shown one (decision 0051).
     pair = row.pair if row.suspect is None else None
+    # What a pair says of its offset is true of each smaller one.
     if pair is not None:
         pair = pair._replace(offset=min(pair.offset, move.to_offset))
+    # If Kafka was asked, the pair becomes that of the new offset, unless the leader has changed: a claim checks that.
     if move.log is not None:
         pair = LogLook().pair(move.topic_partition, replace(row, pair=pair), move.to_offset, move.log)
     return new._replace(pair=pair)
@@ -362,15 +363,14 @@ def _offsets(offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]
 def _expect_rows(
     group: str, rows: Mapping[TopicPartition, StoredOffset], offsets: Mapping[TopicPartition, int]
 ) -> None:
-    """Refuse partitions without a row: a misspelt topic would silently get one."""
+    """Refuse partitions without a row: a misspelt topic would silently get a row."""
     unknown = sorted(offsets.keys() - rows.keys())
     if unknown:
         raise unknown_partition(group, rows, unknown[0])
 
 
 def unknown_partition(group: str, rows: Iterable[TopicPartition], tp: TopicPartition) -> ConfigurationError:
-    """The error for a partition that has no row."""
-    of_topic = sorted(one for one in rows if one.topic == tp.topic)
+    of_topic = sorted(partition for partition in rows if partition.topic == tp.topic)
     if not of_topic:
         return _unknown_topic(group, rows, tp.topic)
     more = f" and {len(of_topic) - _NAMED} more" if len(of_topic) > _NAMED else ""

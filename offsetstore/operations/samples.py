@@ -1,4 +1,4 @@
-"""Samples of groups, for trends: three rings of slots for each group, which are written over in turn; and their SQL."""
+"""Samples of groups, for trends: three rings of slots for each group, each overwritten in turn; and their SQL."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from offsetstore.protocol.numbers import check_whole
 _V = TypeVar("_V")
 
 _LONGEST_GAP: Final = 3
-"""Slots. Between samples that are further apart, no rate is known: nobody has measured."""
+"""Slots. Between samples that are further apart no rate is known: nobody measured."""
 
 
 class Ring(NamedTuple):
-    """So many slots, each of so many seconds."""
+    """A ring of slots, each of the same number of seconds."""
 
     seconds: int
     slots: int
 
     @property
     def span(self) -> timedelta:
-        """The time that it holds."""
         return timedelta(seconds=self.seconds * self.slots)
 
 
@@ -37,19 +36,19 @@ RINGS: Final = (Ring(10, 360), Ring(60, 1_440), Ring(1_800, 1_488))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A group, as it was last measured in a slot. What could not be measured is ``None``.
+    """A group, as it was last measured in a slot. A value that could not be measured is ``None``.
 
-    :param at: when, by the database's clock.
+    :param at: the time of the measurement, by the database's clock.
     :param stored: the sum of the stored offsets of its partitions.
     :param log_end: the sum of the ends of their logs.
     :param lag: offsets, the most in the slot.
     :param lag_seconds: the age of the oldest unread record, the most in the slot.
     :param headroom: offsets from the beginning of a log to the stored offset, the least of all partitions in the slot.
-    :param batches: how many the current run has written or kept.
-    :param batch_seconds: how long these took, in all.
+    :param batches: how many batches the current run has written or kept.
+    :param batch_seconds: how long these batches took, in all.
     :param rows: how many rows the current run has written.
     :param memory: resident bytes of the driver's Python process.
-    :param epoch: of the claim: with another one, ``batches``, ``batch_seconds`` and ``rows`` begin at 0.
+    :param epoch: of the claim: with a new epoch, ``batches``, ``batch_seconds`` and ``rows`` begin at 0.
     """
 
     at: datetime
@@ -67,7 +66,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which samples to read: in each of ``windows`` windows of ``step`` slots, the last of which is now, the newest.
+    """Which samples to read: the newest in each of ``windows`` windows of ``step`` slots; the last window is now.
 
     ``step`` divides the ring, so that no window lies across its end.
     """
@@ -80,7 +79,7 @@ class Selection:
     def of(cls, span: timedelta, points: int | None = None) -> Self:
         """Choose the finest ring that covers the span.
 
-        :param points: at most so many windows.
+        :param points: the largest number of windows.
         :raises ConfigurationError: an argument is invalid.
         """
         if not timedelta(0) < span <= RINGS[-1].span:
@@ -90,33 +89,32 @@ class Selection:
         ring = next(ring for ring in RINGS if span <= ring.span)
         slots = _ceil(span, ring.seconds)
         least = 1 if points is None else -(-slots // points)
+        # Each window costs one look into the key; reading all rows took forty times as long (decision 0044).
         return cls(ring, span, next(step for step in range(least, ring.slots + 1) if ring.slots % step == 0))
 
     @property
     def every(self) -> timedelta:
-        """The time of one window."""
         return timedelta(seconds=self.ring.seconds * self.step)
 
     @property
     def windows(self) -> int:
-        """How many windows cover the span."""
         return _ceil(self.span, self.ring.seconds * self.step)
 
     def times(self, until: datetime) -> list[datetime]:
-        """When each window begins, the last of which has ``until`` in it."""
+        """Return when each window begins; ``until`` is in the last one."""
         last = datetime.fromtimestamp(_window(until, self.every) * self.every.total_seconds(), UTC)
         return [last - number * self.every for number in reversed(range(self.windows))]
 
     def spread(self, samples: Sequence[Sample], values: Sequence[_V], until: datetime) -> list[_V | None]:
-        """Put a value for each sample into the windows that `times` has, for a curve.
+        """Put the value of each sample into its window of `times`, for a curve.
 
-        A window without a sample has the value before it, unless that is more than three windows ago: samples are
-        taken a bit more than ten seconds apart, so that now and then one is missing.
+        A window without a sample repeats the value before it, if that is less than three windows old.
         """
-        found = {_window(one.at, self.every): value for one, value in zip(samples, values, strict=True)}
+        found = {_window(sample.at, self.every): value for sample, value in zip(samples, values, strict=True)}
         last = _window(until, self.every)
         spread: list[_V | None] = []
         for number in range(last - self.windows + 1, last + 1):
+            # Samples are taken a bit more than ten seconds apart, so now and then a window has none.
             near = (found[at] for at in range(number, number - _LONGEST_GAP, -1) if at in found)
             spread.append(next(near, None))
         return spread
@@ -133,8 +131,8 @@ def _window(at: datetime, every: timedelta) -> int:
 class Rate(NamedTuple):
     """What a group did from one sample to the next, ``None`` where that is not known.
 
-    ``records`` are offsets a second; they do not depend on the run. ``rows`` are those written a second, and
-    ``batch_seconds`` is how long a batch took; both are ``None`` from one run to another.
+    ``records`` are offsets a second; they do not depend on the run. ``rows`` are rows written a second, and
+    ``batch_seconds`` is how long a batch took; both are ``None`` between two runs.
     """
 
     records: float | None = None
@@ -143,10 +141,10 @@ class Rate(NamedTuple):
 
 
 def rates(samples: Sequence[Sample], every: timedelta) -> list[Rate]:
-    """Return a rate for each sample: since the one before it. The first has none.
+    """Return a rate for each sample, since the sample before it; the first one's is not known.
 
     :param samples: oldest first.
-    :param every: the time of a slot, as in `Selection.every`. Over more than three there is no rate.
+    :param every: the time of a slot, as in `Selection.every`. Over more than three slots no rate is known.
     """
     return [Rate() for _ in samples[:1]] + [
         _rate(before, after) if after.at - before.at <= _LONGEST_GAP * every else Rate()
@@ -157,6 +155,7 @@ def rates(samples: Sequence[Sample], every: timedelta) -> list[Rate]:
 def _rate(before: Sample, after: Sample) -> Rate:
     seconds = (after.at - before.at) / timedelta(seconds=1)
     records = _grown(before.stored, after.stored)
+    # The counters are of a run: those of the next one begin at 0.
     if before.epoch != after.epoch:
         return Rate(_divided(records, seconds))
     batches = _grown(before.batches, after.batches)
@@ -175,7 +174,7 @@ def _divided(number: float | None, by: float | None) -> float | None:
     return None if number is None or not by else number / by
 
 
-_COLUMNS: Final = tuple(one.name for one in fields(Sample))
+_COLUMNS: Final = tuple(column.name for column in fields(Sample))
 _RINGS: Final = ", ".join(f"({ring.seconds}, {ring.slots})" for ring in RINGS)
 _NUMBER: Final = "CAST(floor(extract(epoch FROM {at}) / {resolution}) AS bigint)"
 _IS_SAME: Final = (
@@ -183,8 +182,8 @@ _IS_SAME: Final = (
     f"{_NUMBER.format(at='excluded.at', resolution='s.resolution')}"
 )
 
-# All writers lock the rows in the same order. The epoch keeps what was measured before a rename or a delete from coming
-# back after it.
+# All writers lock the rows in the same order. The epoch keeps samples from before a rename or a delete from coming
+# back after it. Within a slot the worst lag counts, so that no peak vanishes; the latest of all else (decision 0044).
 RECORD_SAMPLES: Final = f"""
 INSERT INTO {{s}}samples AS s (consumer_group, resolution, slot, at, stored, log_end, lag, lag_seconds, headroom,
                                batches, batch_seconds, rows, memory, epoch)
@@ -237,7 +236,7 @@ SELECT count(*) FROM (
 SELECT FROM {s}samples AS s WHERE s.consumer_group = :group ORDER BY s.resolution, s.slot FOR UPDATE OF s) AS locked
 """
 
-# A slot is there already if it was written while the group had this name before, and was being renamed.
+# The new name has a slot already if the group had this name before, and a sample was written while it was renamed.
 RENAME_SAMPLES: Final = """
 UPDATE {s}samples AS s SET consumer_group = :new
 WHERE s.consumer_group = :group AND NOT EXISTS (
@@ -249,16 +248,16 @@ WHERE s.consumer_group = :group AND NOT EXISTS (
 def record_samples(session: PostgresSession, samples: Mapping[str, Sample]) -> None:
     """Write the groups' samples into all rings, in one statement.
 
-    In a slot that has a sample of the same time, the newer one keeps the larger lags and the smaller headroom. A group
+    If the slot has a sample of the same time, the newer one keeps the larger lags and the smaller headroom. A group
     that was claimed or moved since its sample was taken is left out.
     """
-    columns = {name: [getattr(one, name) for one in samples.values()] for name in _COLUMNS}
+    columns = {name: [getattr(sample, name) for sample in samples.values()] for name in _COLUMNS}
     with needing(("write samples", "--dashboard-role")):
         session.run(RECORD_SAMPLES, groups=list(samples), **columns)
 
 
 def read_samples(session: PostgresSession, groups: Collection[str], selection: Selection) -> dict[str, list[Sample]]:
-    """The samples of these groups, oldest first, in one statement."""
+    """Read the samples of these groups, oldest first, in one statement."""
     found: dict[str, list[Sample]] = {group: [] for group in groups}
     with translated():
         _, result = session.together(

@@ -1,4 +1,4 @@
-"""Stored dead letters as people list, choose and decide about them: filters, places in a list, and the statements."""
+"""Stored dead letters for people: filters, cursors in a list, and the statements that read and change letters."""
 
 # ruff: noqa: S608 - statements are made of constants alone
 
@@ -48,9 +48,9 @@ from offsetstore.protocol.texts import check_text
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which letters of a group: those that have all of this. ``None`` is for any, as no states are for all states.
+    """Chooses letters of a group that have all of these values. ``None`` is for any value, no states for all states.
 
-    :param error_class: this one and those that follow also take ``""``, for letters that have none.
+    :param error_class: this and the parameters after it also take ``""``, for letters without such a value.
     """
 
     states: tuple[LetterState, ...] = ()
@@ -69,7 +69,7 @@ class LetterFilter:
         for name in ("topic", "error_class", "sqlstate", "table", "constraint", "column"):
             if (text := getattr(self, name)) is not None:
                 check_text(name, text)
-        if unknown := [one for one in self.states if one not in STATES]:
+        if unknown := [state for state in self.states if state not in STATES]:
             raise ConfigurationError(
                 "a dead letter has no such state", found=", ".join(map(repr, unknown)), expected=", ".join(STATES)
             )
@@ -79,9 +79,9 @@ class LetterFilter:
             )
 
     def __str__(self) -> str:
-        """``cause=refused, constraint=payments_pkey``: what is given, but for the states."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "states"}
-        return ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        """``cause=refused, constraint=payments_pkey``: all values except the states."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "states"}
+        return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
 class LetterCursor(NamedTuple):
@@ -95,7 +95,6 @@ class LetterCursor(NamedTuple):
 
     @classmethod
     def of(cls, letter: Letter) -> LetterCursor:
-        """The letter's own place."""
         tp = letter.topic_partition
         return cls(letter.created_at, tp.topic, tp.partition, letter.offset, letter.topic_id)
 
@@ -108,6 +107,7 @@ class LetterCursor(NamedTuple):
         try:
             at, topic, partition, offset, topic_id = json.loads(base64.urlsafe_b64decode(text.encode()))
             found = cls(datetime.fromisoformat(at), str(topic), int(partition), int(offset), str(topic_id))
+            # Anything may be typed or pasted as a cursor; PostgreSQL would refuse what it can't store in its own words.
             is_storable = (
                 found.created_at.tzinfo is not None
                 and b"\0" not in (found.topic + found.topic_id).encode()
@@ -121,7 +121,7 @@ class LetterCursor(NamedTuple):
         return found
 
     def __str__(self) -> str:
-        """One word, for a command line or an address."""
+        """One word, for a command line or a URL."""
         fields_ = (self.created_at.isoformat(), *self[1:])
         return base64.urlsafe_b64encode(json.dumps(fields_).encode()).decode()
 
@@ -130,8 +130,8 @@ class LetterCursor(NamedTuple):
 class ErrorGroup:
     """Letters with one cause and one error.
 
-    :param first_at: when the first of them was written, by the database's clock.
-    :param example: the newest of them.
+    :param first_at: when the first of the letters was written, by the database's clock.
+    :param example: the newest letter.
     """
 
     cause: Cause
@@ -147,7 +147,7 @@ class ErrorGroup:
 
     @property
     def which(self) -> LetterFilter:
-        """These letters, in any state and of any topic, for a replay or a discard."""
+        """A filter for these letters, in any state and of any topic, for a replay or a discard."""
         return LetterFilter(
             cause=self.cause,
             error_class=self.error_class,
@@ -158,7 +158,7 @@ class ErrorGroup:
         )
 
 
-# What letters are grouped by, and told apart.
+# The columns by which letters are grouped and told apart.
 _OF_ERRORS: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.cause, l.error_class, l.sqlstate,
        l.table_name, l.constraint_name, l.column_name, l.created_at"""
 
@@ -166,7 +166,7 @@ _NO_SIZE: Final = ", 0 AS size"
 
 
 def _error_is(column: str, name: str) -> str:
-    """Compare the beginning, which is indexed, and is all of a short name; the whole only of longer ones."""
+    # The index holds the beginnings of names (decision 0036); only a longer name needs a comparison of the whole.
     found, asked = f"coalesce(l.{column}, '')", f"CAST(:{name} AS text)"
     return f"""({asked} IS NULL OR left({found}, {INDEXED}) = left({asked}, {INDEXED})
        AND (length({asked}) < {INDEXED} OR {found} = {asked}))"""
@@ -206,14 +206,14 @@ def _list(columns: str) -> str:
 
 
 def _newest(columns: str) -> str:
-    """Of all letters in these states, the newest ones, or those that follow a letter: ``:within`` of them."""
+    """Select the newest ``:within`` letters in these states, or those that follow a letter."""
     return _LIST % (columns, "true", _NEWEST, "CAST(:within AS bigint)", _NEWEST, "CAST(:within AS bigint)")
 
 
 LIST_LETTERS: Final = _list(SUMMARY + _NO_SIZE)
 LIST_LETTERS_WITH_CONTENTS: Final = _list(SUMMARY + CONTENTS + SIZE)
 
-# The letters that fit, and the last one that was looked at, from which the next page goes on.
+# The letters that match, and the last letter that was looked at, from which the next page continues.
 LIST_LETTERS_WITHIN: Final = f"""
 WITH newest AS MATERIALIZED (%s),
 fitting AS (SELECT l.* FROM newest AS l WHERE {_FITS} ORDER BY {_NEWEST} LIMIT {_PAGE})
@@ -234,6 +234,8 @@ _NAMED: Final = """l.topic = n.topic AND l.partition = n.partition AND l.record_
                             AND (o.created_at, o.topic_id) > (l.created_at, l.topic_id)))"""
 
 
+# PostgreSQL knows the groups that were frequent at its last ANALYZE; for a newer one it would expect a single row, and
+# compare each key with all of its letters. `(SELECT :group)` hides the group from it (docs/scale.md).
 def _letter_statement(columns: str) -> str:
     return f"""
 SELECT {columns}
@@ -252,7 +254,8 @@ WHERE consumer_group = :group AND state = ANY (CAST(:states AS text[]))
 GROUP BY state
 """
 
-# The order makes it read the index: of a state that few letters have, it would expect to find enough in the table soon.
+# The order makes PostgreSQL read the index: for a state that few letters have, it would expect a scan of the table to
+# find enough of them soon.
 COUNT_LETTERS_UP_TO: Final = """
 SELECT asked.state, l.count FROM unnest(CAST(:states AS text[])) AS asked (state)
 CROSS JOIN LATERAL (
@@ -281,6 +284,7 @@ LETTER_ERRORS: Final = _ERRORS % (
 )
 LETTER_ERRORS_WITHIN: Final = _ERRORS % (f"({_newest(_OF_ERRORS)})", "true")
 
+# Only letters of the topics that exist now: those of a topic that was deleted since are not read again by a reset.
 COUNT_REPLAYED: Final = """
 SELECT count(*) AS count
 FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
@@ -316,7 +320,7 @@ LIMIT :limit
 LOCK_FITTING: Final = CHOOSE_FITTING + "FOR UPDATE OF l\n"
 LOCK_NAMED: Final = CHOOSE_NAMED + "FOR UPDATE OF l\n"
 
-# Not `<> 'kept'`, for which no index is searched.
+# Not `<> 'kept'`, for which PostgreSQL searches no index.
 COUNT_WITHOUT_PAYLOAD: Final = f"""
 SELECT count(*) AS count FROM {{s}}dead_letters AS l
 WHERE l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))
@@ -331,7 +335,8 @@ FROM {KEYS}
 WHERE {EXACTLY}
 """
 
-# The digest goes too: who knows a key can tell that a letter was its. A trace leads to the record elsewhere.
+# The digest of the key is erased, too: anyone who knows the key could tell that the letter was of it. A trace leads to
+# the record elsewhere.
 ERASE_LETTERS: Final = f"""
 UPDATE {{s}}dead_letters AS l
 SET payload = 'erased', key = NULL, value = NULL, headers = NULL, error_text = NULL, traceback = NULL, sequence = NULL,
@@ -340,7 +345,7 @@ FROM {KEYS}
 WHERE {EXACTLY}
 """
 
-# ``created_at`` is in the index, and never later than ``decided_at``.
+# ``created_at`` is never later than ``decided_at``, and is in the index.
 _PRUNABLE: Final = """l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))
   AND l.created_at < :before AND l.decided_at < :before"""
 
@@ -364,11 +369,11 @@ def list_letters(
     max_bytes: int | None,
     within: int | None = None,
 ) -> tuple[list[Letter], LetterCursor | None]:
-    """Read letters, the newest first, and where those begin that follow, if there are any.
+    """Read letters, the newest first, and the cursor of the next page, ``None`` if there is none.
 
-    :param max_bytes: end with the letter before this many bytes of keys, values and headers, but read at least one;
-        ``None``: without contents. Those are not even read from the table then.
-    :param within: look only at the first so many letters in these states; for lists without contents.
+    :param max_bytes: read at most this many bytes of keys, values and headers, but at least one letter. ``None``: read
+        no contents, not even from the table.
+    :param within: look only at the first ``within`` letters in these states; for lists without contents.
     """
     values = {"group": group, "limit": limit, **_fitting(which), **_after(after)}
     if within is not None:
@@ -385,7 +390,7 @@ def list_letters(
 
 
 def find_letter(session: PostgresSession, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
-    """Read one letter; without contents those are not even read from the table."""
+    """Read one letter; without ``contents``, these are not even read from the table."""
     with needing("read the contents of dead letters"):
         rows = session.rows(LETTER_WITH_CONTENTS if contents else LETTER, group=group, **named([key]))
     return next((letter_of(row, contents=contents) for row in rows), None)
@@ -394,7 +399,7 @@ def find_letter(session: PostgresSession, group: str, key: LetterKey, *, content
 def count_letters(
     session: PostgresSession, group: str, states: Collection[LetterState] = STATES, *, up_to: int | None = None
 ) -> dict[LetterState, int]:
-    """How many letters there are, of each of these states that has any; count no further than ``up_to``."""
+    """Count the letters in each of these states, no further than ``up_to``; a state without letters is left out."""
     if up_to is None:
         rows = session.rows(COUNT_LETTERS, group=group, states=[*states])
     else:
@@ -407,18 +412,19 @@ def list_letter_errors(
 ) -> list[ErrorGroup]:
     """Group letters by their errors, the most frequent error first.
 
-    :param within: look only at the newest so many letters in these states.
+    :param within: look only at the newest ``within`` letters in these states.
     """
     values = {"group": group, "limit": limit, **_fitting(which)}
     if within is None:
         rows = session.rows(LETTER_ERRORS, **values)
     else:
         rows = session.rows(LETTER_ERRORS_WITHIN, within=within, **values, **_after(None))
-    return [ErrorGroup(*row[:9], example=key_of(row)) for row in rows]  # as _ERRORS has them
+    # The columns are in the order of _ERRORS.
+    return [ErrorGroup(*row[:9], example=key_of(row)) for row in rows]
 
 
 def count_replayed(session: PostgresSession, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
-    """How many letters in the ranges were replayed, of the topics that there are now."""
+    """Count the replayed letters in the ranges, of the topics that exist now."""
     return session.one(
         COUNT_REPLAYED,
         group=group,
@@ -439,11 +445,11 @@ def choose_letters(
     lock: bool = False,
     overtaken: bool = False,
 ) -> dict[LetterKey, ChosenLetter]:
-    """Find letters with such payloads, at most ``limit``, in order, and perhaps lock them FOR UPDATE.
+    """Find at most ``limit`` letters with such payloads, in order; with ``lock``, lock them FOR UPDATE.
 
     Letters are always locked in this order, after the rows of the group and of its partitions.
 
-    :param overtaken: look at whether they were overtaken, which a dashboard's role may not read.
+    :param overtaken: also read whether they were overtaken, which the dashboard's role may not.
     """
     if isinstance(which, LetterFilter):
         statement, values = LOCK_FITTING if lock else CHOOSE_FITTING, _fitting(which)
@@ -452,11 +458,11 @@ def choose_letters(
     if overtaken:
         statement = statement.replace(CHOSEN, f"{CHOSEN}, {OVERTAKEN}")
     rows = session.rows(statement, group=group, limit=limit, payloads=[*payloads], **values)
-    return {key_of(row): ChosenLetter(*row[4:]) for row in rows}  # after the key, as CHOSEN has them
+    # The columns after the key are in the order of CHOSEN.
+    return {key_of(row): ChosenLetter(*row[4:]) for row in rows}
 
 
 def count_without_payload(session: PostgresSession, group: str, which: LetterFilter) -> int:
-    """How many of these letters have no payload, or none any longer."""
     return session.one(COUNT_WITHOUT_PAYLOAD, group=group, **_fitting(which)).count
 
 
@@ -470,12 +476,12 @@ def decide_letters(
     reason: str,
     forced: bool = False,
 ) -> None:
-    """Write the state to letters that are locked."""
+    """Write the state of letters, which are locked."""
     session.run(DECIDE_LETTERS, group=group, state=state, actor=actor, reason=reason, forced=forced, **named(keys))
 
 
 def erase_letters(session: PostgresSession, group: str, keys: Collection[LetterKey]) -> None:
-    """Erase the contents of letters that are locked."""
+    """Erase the contents of letters, which are locked."""
     session.run(ERASE_LETTERS, group=group, **named(keys))
 
 
@@ -488,7 +494,7 @@ def prunable(
     limit: int,
     lock: bool = False,
 ) -> tuple[LetterKey, ...]:
-    """Find letters that were settled before a time, at most ``limit``, in order, and perhaps lock them FOR UPDATE."""
+    """Find at most ``limit`` letters that were settled before a time, in order; with ``lock``, lock them FOR UPDATE."""
     values = {"group": group, "states": [*states], "before": before, "limit": limit}
     if not lock:
         return tuple(map(key_of, session.rows(PRUNABLE, **values)))
@@ -497,7 +503,7 @@ def prunable(
 
 
 def prune_letters(session: PostgresSession, group: str, keys: Collection[LetterKey]) -> int:
-    """Delete letters that are locked."""
+    """Delete letters, which are locked."""
     with needing("delete dead letters"):
         return session.run(PRUNE_LETTERS, group=group, **named(keys))
 

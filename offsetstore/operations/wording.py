@@ -25,7 +25,7 @@ _SHOWN: Final = 20  # letters, and partitions whose log lost records
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What has to be known about a plan; a warning is about something that can be lost, or be there twice."""
+    """A remark on a plan; a warning is about results that can be lost or written twice."""
 
     text: str
     is_warning: bool = False
@@ -39,9 +39,9 @@ def _warning(text: str) -> Note:
 class PlanInWords:
     """A plan for people.
 
-    :param outcome: the sentence that counts.
-    :param columns: of ``rows``; ``#name`` has numbers.
-    :param left_out: how many rows there are beside ``rows``.
+    :param outcome: what the plan would do, or has done, in one sentence.
+    :param columns: of ``rows``; a column of numbers is ``#name``.
+    :param left_out: how many more rows the plan has.
     :param step: what has to be done before the plan can be carried out.
     """
 
@@ -75,6 +75,7 @@ def in_words(plan: Plan) -> PlanInWords:
         case StoreDecided():
             words = PlanInWords(_store(plan), [*_of_store(plan)])
         case _:
+            # It would show only after the decision was carried out, so tests/contract/plans.py prints each plan.
             raise TypeError(f"no words for {type(plan).__name__}")
     return words
 
@@ -108,14 +109,14 @@ def _reset(plan: Reset) -> PlanInWords:
         notes.append(Note("No job is known to be running: start one, or nothing is read."))
     rows = [
         (
-            one.topic_partition,
-            one.from_offset,
-            one.to_offset,
-            f"{one.shift:+d}",
-            one.log.beginning if one.log else None,
-            one.log.end if one.log else None,
+            move.topic_partition,
+            move.from_offset,
+            move.to_offset,
+            f"{move.shift:+d}",
+            move.log.beginning if move.log else None,
+            move.log.end if move.log else None,
         )
-        for one in plan.moves
+        for move in plan.moves
     ]
     columns = ("partition", "#stored", "#new", "#moves", "#beginning", "#end")
     return PlanInWords(f"Done: {outcome}" if plan.executed else outcome, notes, columns, rows, step=_step(plan))
@@ -172,7 +173,8 @@ def _of_deleted_topics(plan: DeletedGroup) -> Iterator[Note]:
             "Another application uses this group in Kafka. A job that reads the topic begins at its offsets."
         )
     else:
-        yield from _removal(plan, "--delete-offsets", *(word for one in plan.topics or () for word in ("--topic", one)))
+        options = (word for topic in plan.topics or () for word in ("--topic", topic))
+        yield from _removal(plan, "--delete-offsets", *options)
     without = f"without the topic: {_RESTART}"
     yield from _fencing(plan, f"See that it is started again, {without}", f"start it again, {without}")
     if plan.executed and not plan.met_live_owner:
@@ -193,7 +195,11 @@ def _losses(losses: Mapping[TopicPartition, Suspect]) -> Iterator[Note]:
 
 
 def _fencing(plan: OwnedPlan, done: str = "", planned: str = "") -> Iterator[Note]:
-    """What becomes of the job that has the group, and what to do with a live one: after it was fenced, and if it is."""
+    """Say what becomes of the job that has the group.
+
+    :param done: what to do about a live job that was fenced.
+    :param planned: what to do about a live job if it is fenced.
+    """
     owner = plan.owner
     if owner is None or owner.alive_for is None:
         return
