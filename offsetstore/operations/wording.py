@@ -156,8 +156,10 @@ def _deleted(plan: DeletedGroup) -> PlanInWords:
 
 def _of_deleted_group(plan: DeletedGroup) -> Iterator[Note]:
     if plan.contested:
+        # The offsets in Kafka are that application's: no command that removes them.
         yield _warning("Another application uses this group in Kafka. A new job of this name begins at its offsets.")
-    yield from _removal(plan, "--delete")
+    else:
+        yield from _removal(plan, "--delete")
     yield from _fencing(plan)
     if plan.executed:
         yield _warning("A job that starts under this name reads the topics anew, and writes the results again.")

@@ -6,6 +6,7 @@ Java's keytool makes its certificates: an authority's, a server's and a client's
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,9 @@ class Certificates:
         # The client's is made last: if it exists, so do the others.
         if self.client.exists():
             return
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What an earlier attempt has left, keytool would not write again.
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(mode=0o700, parents=True)
         store = ("-keystore", "all.p12")
         key = ("-genkeypair", *store, "-keyalg", "EC", "-groupname", "secp256r1", "-validity", "365")
         self._keytool(*key, "-alias", "ca", "-dname", "CN=offsetstore authority", "-ext", "bc:critical=ca:true")
