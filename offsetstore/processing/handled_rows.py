@@ -183,7 +183,6 @@ def arrow_rows(
 
 
 def _unfit(error: Exception) -> HandlerError:
-    """Why rows don't fit the schema."""
     if isinstance(error, NoRows):
         return unfit(error)
     text = str(error) if isinstance(error, FunctionEnded) else as_texts(error)[0]
@@ -331,7 +330,9 @@ def _of_json(kind: Any) -> Any:
         case {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": nullable}:
             return _arrow.map_(_of_json(key), pa.field("value", _of_json(value), nullable))
         case {"type": "struct", "fields": fields}:
-            return pa.struct([_field(item["name"], partial(_of_json, item["type"]), item["nullable"]) for item in fields])
+            return pa.struct(
+                [_field(item["name"], partial(_of_json, item["type"]), item["nullable"]) for item in fields]
+            )
         case _:
             raise _UnreadableError("a type of the application's own")
 

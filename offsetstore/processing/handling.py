@@ -516,7 +516,6 @@ class Handling:
 
     @property
     def in_flight(self) -> int:
-        """The number of calls that have not returned."""
         return len(self._running) + len(self._late)
 
     @property
@@ -943,7 +942,6 @@ def described(error: BaseException) -> HandlerError:
 
 
 def unfit(error: NoRows) -> HandlerError:
-    """What is kept of a result that can't be rows."""
     return HandlerError(RESULT, str(error), shown=f": {error.shown}")
 
 

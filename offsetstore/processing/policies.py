@@ -267,7 +267,6 @@ class _Buffer:
 
     @property
     def is_due(self) -> bool:
-        """Whether one of the limits is reached."""
         if not self.batches:
             return False
         is_full = self._rows >= self._limits.rows or self._bytes >= self._limits.bytes
@@ -296,7 +295,6 @@ class Buffered:
 
     @property
     def is_due(self) -> bool:
-        """Whether to flush now: a limit is reached, or an earlier flush has failed."""
         return self._buffer.is_due or (self._has_failed and self.has_any)
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:

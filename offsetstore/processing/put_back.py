@@ -372,7 +372,6 @@ class ReplayRequests:
         self._failed_in_a_row = 0
 
     def drain(self, compute: ComputeLetters) -> int:
-        """Replay all that is requested; see `TransactionalSink.drain`."""
         return PutBack(self._claim, self._settings, compute).run(self._claim.require_open)
 
     def look(self, check: Callable[[], None]) -> None:

@@ -183,7 +183,6 @@ class Stopwatch:
         self._since = time.monotonic()
 
     def lap(self, phase: str) -> None:
-        """Add the time since the last lap to this phase."""
         now = time.monotonic()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
         self._since = now
