@@ -231,8 +231,8 @@ class _Computing:
         """
         if self.has_computed:
             return
-        # The seed makes each try and each start choose the same records.
         others = sorted({*range(self.size)} - self.failed.keys())
+        # The seed makes each try and each start choose the same records.
         chosen = random.Random(0).sample(others, min(len(others), ALL_REFUSED - 1))  # noqa: S311 - not a secret
         for place in sorted(chosen):
             self.check()
@@ -861,7 +861,7 @@ class _Judge:
                 return False
             good = _first(good, self.size, lambda _, end, left_out=left_out: self._refuses(end, left_out))
             others.append(self._record(good - 1))
-        # If nothing is left to accept, only the refusal itself can tell: what any record would meet blames none.
+        # Without rows of others, only the refusal itself can tell: what any record would meet blames none.
         if not (self.rows or speaks_for_itself(self.refused) or self._computes_only_others()):
             return False
         # With the record, the rest must be refused whichever of the others are there: a record that another one

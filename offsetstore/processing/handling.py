@@ -496,9 +496,9 @@ class Handling:
                 if self._outage is not None:
                     raise FunctionEnded(f"it raised {type(self._outage).__name__}") from self._outage
                 if self._has_enough() or time.monotonic() >= deadline:
-                    found, self._finished = self._finished, []
-                    self.outstanding -= len(found)
-                    return found
+                    outcomes, self._finished = self._finished, []
+                    self.outstanding -= len(outcomes)
+                    return outcomes
                 self._has_finished.wait(max(0.0, min(_LOOK, deadline - time.monotonic())))
 
     def close(self) -> None:

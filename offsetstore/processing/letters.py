@@ -749,7 +749,7 @@ def _places(trace: str) -> str | None:
 
 def _end_before(run: _Run, part: CarefulPart, new: Collection[int]) -> None:
     """If the query ends later in the batch, end it already before the first record that is refused only now."""
-    # That record may need one after the ending, as a child needs its parent: no verdict on it (decision 0047).
+    # It may need a record after the ending, as a child needs its parent: so it gets no verdict (decision 0047).
     if run.ending is not None and new:
         raise _QueryStopped(run.ending, part.record(min(new)))
 

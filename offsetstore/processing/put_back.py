@@ -149,13 +149,13 @@ class PutBack:
         self._terms = claim.terms
         # A member replays the letters of its partitions; a job also those of partitions that Kafka no longer has.
         own = sorted(self._terms) if claim.is_member else None
-        found = claim.read(
+        requested = claim.read(
             lambda session: session.requested_letters(claim.group, claim.topics, own, limit=MOST, max_bytes=MOST_BYTES)
         )
         ids: dict[str, str] = {}
         later: set[bytes | None] = set()
         letters: list[Letter] = []
-        for letter in found:
+        for letter in requested:
             # A topic that was created again has other records at the same offsets.
             is_same = ids.setdefault(letter.topic_partition.topic, letter.topic_id) == letter.topic_id
             if is_same and (letter.sequence is None or letter.sequence not in later):
@@ -240,7 +240,7 @@ class PutBack:
         self, run: _Replay, letters: Sequence[Letter], part: CarefulPart, kept: Sequence[int], refused: RowsRefused
     ) -> Mapping[int, RowsRefused]:
         """Find the letters that the database refuses, on top of all that it accepts."""
-        # In the search's own order, so that a parent's letter saves its child's (decision 0036).
+        # On top of these, so that a parent's letter saves its child's (decision 0036).
         numbers = sorted({*kept}.intersection(part.with_rows))
         return discover(
             self._claim,

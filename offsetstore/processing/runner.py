@@ -283,7 +283,7 @@ class Runner:
             BatchStarted(group=group, batch=number, ranges=ranges, headers=headers if names else None)
         )
 
-        # Called only while the group is paused: `stop` does not wait for such a delivery (decision 0059).
+        # It waits only while the group is paused, and `stop` does not wait for such a delivery (decision 0059).
         def sleep(seconds: float) -> None:
             self.is_waiting = seconds > 0
             try:
