@@ -65,7 +65,7 @@ def when_not_paused(claim: Claim, work: Callable[[], _T], sleep: Callable[[float
     """Call ``work``; if the group is paused, wait until it is resumed, and call ``work`` again.
 
     The wait also ends if the claim is stale: ``work`` then raises `StaleClaim`. While the database can't be reached, or
-    lacks our tables, the wait goes on until a minute after `Pause.until`.
+    lacks our tables, the wait goes on; if `Pause.until` is set, until a minute after that.
 
     :param work: raises `GroupPaused` before it computes anything.
     :param sleep: sleeps this many seconds; raises if the job is being stopped.

@@ -310,7 +310,7 @@ class Buffered:
         remaining = plan.remaining()
         if stored.ranges:  # it was refused, and is written in parts
             return self._write_alone(delivery, stored, remaining)
-        # Without a row, and a broker, nothing would show after a crash where these records begin (decision 0034).
+        # Without a row and a broker, nothing would show after a crash where these records begin (decision 0034).
         create_rows(claim, plan)
         try:
             rows = delivery.rows(remaining)
@@ -403,7 +403,7 @@ class Buffered:
         self._buffer.remove(self._buffer.batches)
 
     def _commit(self, kept: Sequence[_Kept]) -> None:
-        """Write the first of the kept deliveries in one transaction."""
+        """Write these deliveries, the first of the kept ones, in one transaction."""
         claim = self._claim
         ranges = self._buffer.ranges if len(kept) > 1 else kept[0].ranges
         rows = {
