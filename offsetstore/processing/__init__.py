@@ -1,1 +1,1 @@
-"""One cycle for every kind of job; imports neither Spark nor Kafka."""
+"""The engine of every kind of job. It imports neither Spark nor Kafka."""

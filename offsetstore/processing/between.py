@@ -1,4 +1,4 @@
-"""What a job does between its deliveries, in a thread of its own: flush when the time is up, and idle work."""
+"""What a job does between its deliveries, in a separate thread: flush when the time is up, and idle work."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from offsetstore.store.claim import Claim
 
 _LONGEST: Final = 1.0  # seconds between two looks
 _PATIENCE: Final = 60.0  # seconds to wait for a batch, or for idle work, at the end
-_TICK: Final = UUID("5b0a7a4e-6f0e-4d0b-9c53-0d6f7b1f8a11")  # whose turn it is, among the members of a fleet
+# Turns are kept in `batch_marks`, under an id that no query has: that took no migration (decision 0092).
+_TICK: Final = UUID("5b0a7a4e-6f0e-4d0b-9c53-0d6f7b1f8a11")
 
 _log = logging.getLogger("offsetstore")
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """When a sink writes the batches that it keeps in memory: at the first of these limits.
+    """When a sink writes the batches that it keeps in memory: when the first of these limits is reached.
 
-    Their rows and offsets are then written in one transaction. After a crash the next start reads them again.
+    It writes their rows and offsets in one transaction. After a crash the next start reads them again.
 
     :param rows: rows of all outputs.
     :param seconds: since the first of the batches was kept.
@@ -49,7 +50,6 @@ class Flush:
     bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        """Check the limits."""
         check_whole("Flush.rows", self.rows, "rows", least=1)
         check_seconds("Flush.seconds", self.seconds)
         check_whole("Flush.bytes", self.bytes, "bytes", least=1)
@@ -60,12 +60,13 @@ class Tick:
     """Work for a job that is idle.
 
     :param function: called with a transaction of the claim that has locked no partition: what it writes with
-        ``work.connection`` is committed only if the claim is still the group's. An exception rolls it back, and is
-        logged with its traceback; it is called again later. After an error that may pass (a lost connection, a
-        deadlock, a lock timeout) it is called again at once; if the answer to COMMIT is lost, that is logged, and the
-        work may have been done. Batches wait while it runs, and so does ``claim.close()``. Of the members of a fleet,
-        one calls it at a time.
-    :param every: seconds between two calls, in a fleet of any member, and between the end of a batch and the next call.
+        ``work.connection`` is committed only if the claim still owns the group. An exception rolls it back and is
+        logged with its traceback; the function is called again later. After an error that may pass (a lost connection,
+        a deadlock, a lock timeout) it is called again at once. If the answer to COMMIT is lost, that is logged, and the
+        work may have been done. Batches wait while the function runs, and so does ``claim.close()``. In a fleet, one
+        member calls it at a time.
+    :param every: seconds between two calls (in a fleet, by any member), and between the end of a batch and the next
+        call.
     :raises ConfigurationError: ``every`` is not above 0, or not finite.
     """
 
@@ -73,7 +74,6 @@ class Tick:
     every: float = 5.0
 
     def __post_init__(self) -> None:
-        """Check the time."""
         check_seconds("every", self.every)
 
     def write(self, work: Work) -> int:
@@ -86,7 +86,7 @@ class Tick:
 
 @contextmanager
 def at_work(claim: Claim, work: Literal["replay", "tick"]) -> Generator[None]:
-    """Tell that this is being done, and that it is over: it may hang, and batches wait for it."""
+    """Tell observers when this begins and ends: it may hang, and batches wait for it."""
     claim.observers.on(IdleWorkChanged(group=claim.group, work=work))
     try:
         yield
@@ -99,12 +99,12 @@ class Buffer(Protocol):
 
     @property
     def has_any(self) -> bool:
-        """Whether it keeps any."""
+        """Whether it keeps any delivery."""
         ...
 
     @property
     def is_due(self) -> bool:
-        """Whether it has to be flushed now."""
+        """Whether to flush now."""
         ...
 
     def flush(self) -> None:
@@ -117,19 +117,19 @@ class Buffer(Protocol):
 
 
 class Turns:
-    """A lock for deliveries, and for what is done between them; a thread that holds it may take it again.
+    """A lock for deliveries and for the work between them. A thread that holds it may take it again.
 
-    :param while_working: entered by each thread for as long as it holds the lock: so in whatever it computes of users'
-        data. It raises nothing.
+    :param while_working: each thread is in it while it holds the lock, and so whenever it computes users' data. It must
+        not raise.
     """
 
     def __init__(self, while_working: Callable[[], AbstractContextManager[object]]) -> None:
         self._lock = RLock()
         self._while_working = while_working
-        self._entered: list[AbstractContextManager[object]] = []  # by who holds the lock
+        self._entered: list[AbstractContextManager[object]] = []  # by the lock's holder
 
     def acquire(self, *, timeout: float = 0.0) -> bool:
-        """Take it, within so many seconds; return whether it was free."""
+        """Wait up to ``timeout`` seconds for the lock; return whether it was taken."""
         if not self._lock.acquire(timeout=timeout):
             return False
         self._entered.append(self._while_working())
@@ -137,7 +137,6 @@ class Turns:
         return True
 
     def release(self) -> None:
-        """Give it to the next."""
         self._entered.pop().__exit__(None, None, None)
         self._lock.release()
 
@@ -147,7 +146,7 @@ class Between:
 
     :param lock: the runner's: held while a batch is written, and while this thread works.
     :param seconds: the buffer's time limit, ``None`` without one.
-    :param replay: replays dead letters, if it is time to look for them.
+    :param replay: looks for requested dead letters if it is time to, and replays them.
     """
 
     def __init__(
@@ -171,6 +170,7 @@ class Between:
         self._is_ticking = False
         self._seconds = seconds or _LONGEST
         limits = [_LONGEST * 4, *([tick.every] if tick else []), *([seconds] if seconds else [])]
+        # A quarter of the shortest limit, so that none is exceeded by more than that.
         interval = min(limits) / 4
         claim.at_close(self._close)
         self._background = Background("offsetstore-between-batches", self._turn, lambda: interval)
@@ -179,7 +179,7 @@ class Between:
     def batch_ended(self, is_running: Callable[[], bool]) -> None:
         """Record that a batch was written, or has failed.
 
-        :param is_running: whether its query still runs; idle work ends with it.
+        :param is_running: whether the batch's query still runs; idle work ends with it.
         """
         self._is_running = is_running
         self._last = time.monotonic()
@@ -188,8 +188,10 @@ class Between:
     def _turn(self) -> bool:
         if self._claim.is_lost or self._claim.is_closed:
             return False
+        # Asked before the lock is taken: Java may be slow to answer, and batches would wait.
         wants_tick = self._wants_tick()
-        if self._lock.acquire():  # a batch needs no help
+        # Without waiting: a batch that holds the lock flushes by itself, and the job is not idle.
+        if self._lock.acquire():
             try:
                 self._flush_if_due()
                 self._replay_requested()
@@ -198,14 +200,15 @@ class Between:
                     self._run(self._tick)
                     self._is_ticking = False
                     self._last = time.monotonic()
-                    if self._claim.is_closed:  # by the tick, whose transaction is over now
+                    # The tick has closed the claim. `_close` could not flush inside of the tick's transaction.
+                    if self._claim.is_closed:
                         self._flush_at_end()
             finally:
                 self._lock.release()
         return True
 
     def _wants_tick(self) -> bool:
-        """Whether it is time, and the query runs; asked without the lock, since Java may be slow to answer."""
+        """Whether it is time for a tick, and the query runs."""
         if self._tick is None or time.monotonic() - self._last < self._tick.every:
             return False
         try:
@@ -220,7 +223,7 @@ class Between:
         try:
             self._replay()
         except (StaleClaim, PlanOutdated) as error:
-            without_frames(error)  # the claim knows it now, and has told it; or the query was stopped
+            without_frames(error)  # the claim knows and has told it, or the query was stopped
         except Exception as error:  # noqa: BLE001 - the job goes on; what was not replayed is still requested
             self._tell(IdleWorkFailed, error)
 
@@ -233,7 +236,7 @@ class Between:
                 return
             self._buffered.flush()
         except Exception as error:  # noqa: BLE001 - the next batch tries again, and raises it
-            # What can pass is tried again here too; the rest only by the next batch, or at the end.
+            # What may pass is tried again here, too; anything else only by the next batch, or at the end.
             self._next_flush = time.monotonic() + (self._seconds if may_pass(error) else math.inf)
             self._tell(FlushEnded, error)
 
@@ -258,7 +261,7 @@ class Between:
             with at_work(self._claim, "tick"):
                 commit(self._claim, Unit(rows={UNNAMED: tick}, along=self._turn_of(tick)))
         except (StaleClaim, PlanOutdated) as error:
-            without_frames(error)  # the claim knows it now, and has told it; or it is another member's turn
+            without_frames(error)  # the claim knows and has told it, or it is another member's turn
         except Exception as error:  # noqa: BLE001 - the user's own; the job goes on
             self._tell(IdleWorkFailed, error)
 
@@ -268,11 +271,12 @@ class Between:
     def _close(self) -> None:
         """Write what is kept, unless another claim has taken over, the group is paused, or the database is away.
 
-        What is not written is read again by the next start.
+        The next start reads again what is not written.
 
         :raises SinkError: a batch is still being written.
         """
         self._background.stop(_PATIENCE)
+        # A tick that closes the claim is still inside of its transaction: `_turn` flushes after that.
         if self._buffered is None or (self._is_ticking and self._background.is_current):
             return
         if not self._lock.acquire(timeout=_PATIENCE):
@@ -301,7 +305,7 @@ class Between:
         self._buffered.forget()
 
     def _may_write(self) -> bool:
-        """Whether the group is not paused, as far as the database answers."""
+        """Whether the group is known not to be paused."""
         try:
             return not is_paused(self._claim)
         except Exception as error:  # noqa: BLE001 - as good as paused

@@ -1,4 +1,4 @@
-"""Computed rows with the record that each was made from, so that those of single records can be left out."""
+"""Computed rows, each with the record that it was made from, so that single records can be left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 from offsetstore.writers.arrow.misfits import finds_misfits
 
-_FEW: Final = 64  # slices of a table that are better than copying their rows
+_FEW: Final = 64
+"""Up to this many slices of a table are better than copying their rows."""
 
 
 WhileHandling: TypeAlias = Callable[[], AbstractContextManager[object]]
@@ -34,7 +35,7 @@ class Batches(Protocol):
     nbytes: int
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Read them."""
+        """Read the batches from the first one on."""
         ...
 
 
@@ -51,33 +52,28 @@ class ArrowRows:
 
     @property
     def rows(self) -> int:
-        """Their number."""
-        return sum(one.num_rows for one in self.parts)
+        return sum(part.num_rows for part in self.parts)
 
     @property
     def bytes(self) -> int:
-        """Their size."""
-        return sum(one.nbytes for one in self.parts)
+        return sum(part.nbytes for part in self.parts)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Read them."""
-        return chain.from_iterable([one] if isinstance(one, pa.RecordBatch) else one for one in self.parts)
+        return chain.from_iterable([part] if isinstance(part, pa.RecordBatch) else part for part in self.parts)
 
     def write(self, work: Work) -> int:
-        """Write the rows; return their number."""
         with self.handling():
             return self.writer.write(work, self.batches())
 
     def joined(self, later: Sequence[ArrowRows]) -> ArrowRows:
-        """See `KeptRows`."""
-        return ArrowRows(self.writer, [part for one in (self, *later) for part in one.parts], self.handling)
+        return ArrowRows(self.writer, [part for rows in (self, *later) for part in rows.parts], self.handling)
 
 
 @dataclass(frozen=True, slots=True)
 class RowsByRecord:
-    """One output's rows, in order of their records, which are numbered from 0.
+    """One output's rows, in the order of their records, which are numbered from 0.
 
-    :param first: by record number, the first row of the record, or where it would be; one more at the end.
+    :param first: for each record number, the place of its first row, or where that would be; and one more at the end.
     :param handling: entered while the writer runs.
     """
 
@@ -87,15 +83,14 @@ class RowsByRecord:
     handling: WhileHandling = nullcontext
 
     def has(self, number: int) -> bool:
-        """Whether the record has any."""
         return self.first[number] < self.first[number + 1]
 
     def rows_of(self, numbers: Sequence[int]) -> ArrowRows:
-        """The rows of some records, in ascending order."""
+        """The rows of these records, which are ascending."""
         return ArrowRows(self.writer, self._table_of(numbers).to_batches(), self.handling)
 
     def of(self, numbers: Sequence[int]) -> RowsByRecord:
-        """The same, numbered anew from 0."""
+        """The rows of these records, which are numbered anew from 0."""
         sizes = (self.first[number + 1] - self.first[number] for number in numbers)
         first = array("q", accumulate(sizes, initial=0))
         return RowsByRecord(self.writer, self._table_of(numbers), first, self.handling)
@@ -110,19 +105,20 @@ class RowsByRecord:
                 runs.append([begin, end])
         if len(runs) > _FEW:
             rows = array("q", chain.from_iterable(range(*run) for run in runs))
-            with suppress(pa.ArrowNotImplementedError):  # of views and runs, Arrow takes nothing
+            # Arrow can't take rows from columns of views or of runs: then slices do.
+            with suppress(pa.ArrowNotImplementedError):
                 return self.table.take(pa.array(rows, pa.int64()))
         slices = [self.table.slice(begin, end - begin) for begin, end in runs]
         return pa.concat_tables(slices) if slices else self.table.slice(0, 0)
 
     def nth(self, numbers: Sequence[int], row: int) -> int | None:
-        """The record of a row among the rows of these records; both are counted from 0."""
+        """The record of a row, by the row's place among the rows of these records, from 0."""
         ends = [*accumulate(self.first[number + 1] - self.first[number] for number in numbers)]
         place = bisect_right(ends, row)
         return numbers[place] if place < len(numbers) else None
 
     def misfits(self, connection: Any) -> dict[int, RowsRefused]:
-        """The records with a value that can never fit. Only a `MisfitsWriter` reports these."""
+        """The records with a value that can never be stored. Only a `MisfitsWriter` reports them."""
         found: dict[int, RowsRefused] = {}
         writer, begin = self.writer, 0
         if not finds_misfits(writer):
@@ -137,10 +133,10 @@ class RowsByRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedPart(ABC):
-    """A `CarefulPart` whose rows are in memory; a source adds where its records are.
+    """A `CarefulPart` whose rows are in memory; a source adds `record` and `payloads`.
 
     :param failing: tries some records again, each alone, and returns those that fail.
-    :param is_handled: whether a handler was called for each record, so that also one without rows is accepted.
+    :param is_handled: whether a handler was called for each record, so that a record without rows is accepted, too.
     """
 
     numbers: Sequence[int]
@@ -154,24 +150,21 @@ class ComputedPart(ABC):
 
     @property
     def with_rows(self) -> list[int]:
-        """See `CarefulPart`."""
         outputs = self.outputs.values()
-        return [n for n in self.numbers if n not in self.rejected and any(one.has(n) for one in outputs)]
+        return [n for n in self.numbers if n not in self.rejected and any(output.has(n) for output in outputs)]
 
     @property
     def accepted(self) -> list[int]:
-        """See `CarefulPart`."""
         return [n for n in self.numbers if n not in self.rejected] if self.is_handled else self.with_rows
 
     def fail_again(self, numbers: Sequence[int]) -> Mapping[int, FunctionFailed]:
-        """See `CarefulPart`."""
         failed = self.failing(numbers)
+        # If a good record fails now, too, it is no record's fault; each retry asks one of them (decision 0048).
         for why in self.failing(self.with_rows[:1]).values() if failed else ():
             raise why from why.__cause__
         return failed
 
     def misfits(self, connection: object) -> dict[int, RowsRefused]:
-        """See `CarefulPart`. Only a `MisfitsWriter` reports these."""
         found: dict[int, RowsRefused] = {}
         for name, output in self.outputs.items():
             for number, error in output.misfits(connection).items():
@@ -180,18 +173,14 @@ class ComputedPart(ABC):
         return found
 
     def rows_of(self, numbers: Sequence[int]) -> dict[str, ArrowRows]:
-        """See `CarefulPart`."""
         return {name: output.rows_of(numbers) for name, output in self.outputs.items()}
 
     def hinted(self, refused: RowsRefused, numbers: Sequence[int]) -> int | None:
-        """See `CarefulPart`."""
         output = None if refused.output is None else self.outputs.get(refused.output)
         return None if output is None or refused.row is None else output.nth(numbers, refused.row - 1)
 
     @abstractmethod
-    def record(self, number: int) -> Coordinates:
-        """See `CarefulPart`."""
+    def record(self, number: int) -> Coordinates: ...
 
     @abstractmethod
-    def payloads(self, numbers: Sequence[int]) -> Mapping[int, Payload]:
-        """See `CarefulPart`."""
+    def payloads(self, numbers: Sequence[int]) -> Mapping[int, Payload]: ...

@@ -1,4 +1,4 @@
-"""What a job does with records that can't be written: try them again, keep them as dead letters, skip them, or stop."""
+"""What a job does with records that can't be written: try again, keep them as dead letters, skip them, or stop."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Failure:
     """A failed attempt at a record.
 
     :param attempt: its number, from 1.
-    :param errors: how often each error was seen so far, this time included, by SQLSTATE, or by the error's class.
-    :param error: the last one.
+    :param errors: how often each error was seen so far, including this time, by SQLSTATE or else by the error's class.
+    :param error: the last error.
     """
 
     topic_partition: TopicPartition
@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try the record again, after so many seconds; by default after those of the store's `Retries`."""
+    """Try the record again after this many seconds, by default after the wait of the store's `Retries`."""
 
     after: float | None = None
 
@@ -47,7 +47,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Pass over the record without a letter; the group's history gets a line with the reason."""
+    """Pass over the record without a letter. The group's history gets a line with the reason."""
 
     reason: str
 
@@ -58,7 +58,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Keep the record as a dead letter, and pass over it; see docs/dead-letters.md for when the query ends instead."""
+    """Pass over the record, and keep it as a dead letter; see docs/dead-letters.md for when the query ends instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +74,24 @@ Strategy: TypeAlias = Callable[[Failure], Choice]
 class DeadLetters:
     """How a job handles records that can't be written; see docs/dead-letters.md.
 
-    A record that ``transform`` rejects, and a value that can never fit, become letters at once. What the database
-    refuses is tried again first.
+    A record that ``transform`` rejects, or that has a value that can never fit, becomes a letter at once. What the
+    database refuses is tried again first.
 
     :param max_retries: how often a record is tried again before it becomes a letter.
-    :param independent: count the attempts of each record by itself; a success in between starts again. By default
-        those of a partition add up until it moves on: one that fails later has fewer left. A try counts once, however
-        many records of the partition fail in it.
-    :param strategy: decides after each failed attempt, in place of ``max_retries``.
+    :param independent: count the attempts at each record by itself, and start again after a success. By default the
+        attempts at a partition's records add up until it moves on, so a record that fails later has fewer left. A try
+        counts once, however many records of the partition fail in it.
+    :param strategy: decides after each failed attempt, instead of ``max_retries``.
     :param sequence: ``"key"``: later records of a dead record's key wait behind it, as letters too, and are replayed in
         order.
-    :param limit: with more letters in a batch, the query ends with `TooManyLetters`: that is a bug or an outage.
-    :param seconds: how long the database may be searched for bad records, under the offsets' lock, before the batch is
-        halved.
-    :param keep: ``"coordinates"``: without key, value and headers. Such a letter can't be replayed, so it does not go
-        with ``sequence``, nor with ``topic``.
+    :param limit: with more letters than this in a batch, the query ends with `TooManyLetters`: it is a bug or an
+        outage.
+    :param seconds: how long to search the database for bad records, under the offsets' lock, before the batch is halved
+        instead.
+    :param keep: ``"coordinates"``: keep no key, value and headers. Such a letter can't be replayed, so this does not go
+        with ``sequence`` or ``topic``.
     :param topic: also produce each record that becomes a letter to this topic, through the outbox, in the transaction
-        that writes the letter: key, value and headers as they were, and after these the headers ``source_topic``,
+        that writes the letter: key, value and headers as they were, followed by the headers ``source_topic``,
         ``source_partition``, ``source_offset``, ``source_consumer_group``, ``source_attempts``,
         ``source_error_class`` and, if the record has a trace, ``source_trace_id``, as text. The record's own headers
         whose names begin with ``source_`` are left out there.
@@ -151,9 +152,9 @@ class DeadLetters:
 
 
 def as_record(letter: NewLetter, topic: str, group: str) -> OutboxRecord:
-    """What is produced of a record that becomes a letter. Readers must be able to believe what ``source_`` headers say.
+    """The record to produce to the letters' topic.
 
-    So the record's own are left out, whatever follows; its letter has them.
+    All of the record's own headers that begin with ``source_`` are left out; the letter has them.
     """
     payload = letter.payload
     own = {
@@ -164,13 +165,14 @@ def as_record(letter: NewLetter, topic: str, group: str) -> OutboxRecord:
         "source_attempts": str(letter.attempts),
         "source_error_class": letter.error.error_class,
     }
-    given = () if payload is None or payload.headers is None else payload.headers
-    if (trace := trace_id(given)) is not None:
+    headers = () if payload is None or payload.headers is None else payload.headers
+    if (trace := trace_id(headers)) is not None:
         own["source_trace_id"] = trace
-    # Java's clients allow names that ours can't send.
-    kept = [(_sendable(name), value) for name, value in given if not _sendable(name).startswith(_OURS)]
-    headers = (*kept, *((name, _sendable(text).encode()) for name, text in own.items()))
-    return OutboxRecord(topic, payload and payload.key, payload and payload.value, headers)
+    # Readers must be able to believe `source_` headers, so none may come from the record, not even after it is made
+    # sendable: Java's clients allow names that ours can't send.
+    kept = [(_sendable(name), value) for name, value in headers if not _sendable(name).startswith(_OURS)]
+    own_headers = ((name, _sendable(text).encode()) for name, text in own.items())
+    return OutboxRecord(topic, payload and payload.key, payload and payload.value, (*kept, *own_headers))
 
 
 def _sendable(text: str) -> str:
@@ -178,7 +180,7 @@ def _sendable(text: str) -> str:
 
 
 def name_of(error: Exception) -> str:
-    """The name by which errors are counted."""
+    """The name under which attempts count the error: its SQLSTATE, or else its class."""
     if isinstance(error, FunctionFailed):
         return error.error_class
     return (error.sqlstate if isinstance(error, RowsRefused) else None) or type(error).__name__
@@ -192,7 +194,7 @@ def cause_of(error: RowsRefused) -> Cause:
 
 
 def described(error: RowsRefused) -> LetterError:
-    """What a letter keeps of an error; of a refusal by the database nothing that quotes a value."""
+    """What a letter keeps of an error; nothing that quotes a value, if the database refused it."""
     if isinstance(error, FunctionFailed):
         return LetterError(error.error_class, error.text, sqlstate=error.sqlstate, traceback=error.traceback)
     if isinstance(error, RecordsRejected) and error.reasons:

@@ -1,4 +1,4 @@
-"""What a source hands over, and what is asked of it: Spark's micro-batch is one, in `offsetstore.spark`."""
+"""What a source hands over, such as Spark's micro-batch, and what the engine asks of it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class KeptRows(CountedRows, Protocol):
 
 
 class Rejected(NamedTuple):
-    """Why a record has no rows, which is not for the database to say: the job's own code has rejected it.
+    """Why the job's own code, not the database, rejected a record.
 
-    :param cause: ``"rejected"``, or ``"raised"`` by a handler, which has tried it ``attempts`` times.
+    :param cause: ``"rejected"``, or ``"raised"`` by a handler after ``attempts`` tries.
     :param shown: see `offsetstore.processing.handling.HandlerError`.
     """
 
@@ -48,7 +48,7 @@ class Rejected(NamedTuple):
 
 
 class CarefulPart(Protocol):
-    """Records whose rows are computed, each with its record known. They are numbered from 0, in order."""
+    """Records with their computed rows; each row's record is known. Records are numbered from 0, in order."""
 
     @property
     def numbers(self) -> Sequence[int]:
@@ -57,12 +57,12 @@ class CarefulPart(Protocol):
 
     @property
     def with_rows(self) -> Sequence[int]:
-        """Those that make any rows, and are not rejected: a reject may not have reached what fails for others."""
+        """The records that make rows and are not rejected: a rejected one may not reach what fails for others."""
         ...
 
     @property
     def accepted(self) -> Sequence[int]:
-        """Those that show that not all records are bad: with rows; or those for which a handler has not failed."""
+        """The records that prove that not all are bad: they make rows, or a handler did not fail for them."""
         ...
 
     @property
@@ -72,28 +72,28 @@ class CarefulPart(Protocol):
 
     @property
     def keys(self) -> Mapping[int, Hashable]:
-        """What records of one key have in common."""
+        """The key of each record that has one."""
         ...
 
     @property
     def rejected(self) -> Mapping[int, Rejected]:
-        """The records that transform rejects, or that a handler has failed for."""
+        """The records that transform rejected, or for which a handler failed."""
         ...
 
     @property
     def failed(self) -> Mapping[int, FunctionFailed]:
-        """The records that can't be computed: all others could, after them. They have no rows here."""
+        """The records that can't be computed, although all others could be, after them. They have no rows here."""
         ...
 
     @property
     def replaces_in_order(self) -> bool:
-        """Whether rows replace stored ones that are taken to be earlier."""
+        """Whether rows replace stored ones, which are assumed to be older."""
         ...
 
     def fail_again(self, numbers: Sequence[int]) -> Mapping[int, FunctionFailed]:
-        """Compute some of those that have failed once more; return those that fail again.
+        """Compute some of the failed records once more; return those that fail again.
 
-        :raises FunctionFailed: so does a record that could be computed before: no record is to blame.
+        :raises FunctionFailed: a record that could be computed before fails now: no record is to blame.
         """
         ...
 
@@ -102,45 +102,45 @@ class CarefulPart(Protocol):
         ...
 
     def misfits(self, connection: object) -> Mapping[int, RowsRefused]:
-        """The records with a value that can never fit."""
+        """The records with a value that can never be stored."""
         ...
 
     def rows_of(self, numbers: Sequence[int]) -> Mapping[str, CountedRows]:
-        """The rows of some records, which are in ascending order, by output."""
+        """The rows of these records, by output; ``numbers`` are ascending."""
         ...
 
     def hinted(self, refused: RowsRefused, numbers: Sequence[int], /) -> int | None:
-        """The record that the refusal of these records' rows hints at, if it does."""
+        """The record that the refusal of these records' rows points to, if any."""
         ...
 
     def payloads(self, numbers: Sequence[int]) -> Mapping[int, Payload]:
         """The records themselves.
 
-        :raises PlanOutdated: they are lost.
+        :raises PlanOutdated: they are no longer available.
         """
         ...
 
 
 class Delivery(Protocol):
-    """Records of a source, whose rows are computed when they are asked for, and can be computed again."""
+    """Records of a source. Their rows are computed on request, and can be computed again."""
 
     @property
     def number(self) -> int:
-        """The source's number of it, which stays if it is handed over again."""
+        """The number that the source gives it; the same if it is handed over again."""
         ...
 
     @property
     def ranges(self) -> Ranges:
-        """The exact ranges of its records, without empty ones; of partitions that the claim has lost there are none."""
+        """The exact ranges of its records, without empty ones and without partitions that the claim has lost."""
         ...
 
     @property
     def terms(self) -> Terms:
-        """Those in which a member of a fleet has read the records. A job needs none: it has one of each partition."""
+        """The terms in which a member of a fleet read the records. A job, with one term per partition, gives none."""
         ...
 
     def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> Mapping[str, KeptRows]:
-        """Compute the rows of a part's records except some, by output.
+        """Compute the rows of a part's records, except those in ``without``, by output.
 
         :raises PlanOutdated: what was computed is lost; the delivery must be planned again.
         """
@@ -154,43 +154,43 @@ class Delivery(Protocol):
         has_sequences: bool,
         seconds: float,
     ) -> AbstractContextManager[CarefulPart]:
-        """Compute the rows of a part, so that those of single records can be left out; keep them until the block ends.
+        """Compute the rows of a part, so that single records can be left out; keep them until the block ends.
 
-        :param suspects: records that have failed before. Those with an error have failed just now, and are not tried
-            again; each of the others is tried alone if not all can be computed together.
+        :param suspects: records that failed before. One with an error has failed just now, and is not tried again; each
+            of the others is tried alone if they can't all be computed together.
         :param has_sequences: whether keys are the digests that letters have.
-        :param seconds: how long to search for records that can't be computed.
+        :param seconds: the time limit of the search for records that can't be computed.
         :raises Halve: memory can't hold their rows, or the search takes too long.
         :raises TooManyFailed: no record of many can be computed.
         """
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, and raise if the source is being stopped: with 0, only look."""
+        """Sleep, and raise if the source is being stopped; with 0, only check."""
         ...
 
     def failed(self, error: Exception) -> FunctionFailed | None:
-        """Our error for one of `rows` or `careful` that a record may have caused; ``None`` for any other."""
+        """Translate an error of `rows` or `careful` that a record may have caused; ``None`` for any other error."""
         ...
 
     def unreadable(self) -> str | None:
-        """The next step if the source itself can't read its records, for a reason that is in one of them."""
+        """The next step to show if the source can't read its records because of one of them; else ``None``."""
         ...
 
     def headers(self, limit: int) -> Sequence[Headers]:
-        """The headers of at most as many of its records, with ``propagate=``: for links of a trace.
+        """The headers of at most ``limit`` records, if ``propagate=`` is set: for the links of a trace.
 
-        :raises Exception: the source's own: only the links are lost.
+        :raises Exception: the source's own; only the links are lost.
         """
         ...
 
     def repeats(self) -> bool:
-        """Whether the same rows are made each time: no chance is in them."""
+        """Whether computing again makes the same rows: the transform is deterministic."""
         ...
 
 
 ComputeLetters: TypeAlias = Callable[[Sequence[Letter]], AbstractContextManager[CarefulPart]]
-"""Computes the rows of letters, which are numbered in their order.
+"""Computes the rows of letters, which are numbered in the order given.
 
-It raises `Halve` if they are too many, and `TooManyFailed` if a function fails for all of them.
+Raises `Halve` if there are too many, and `TooManyFailed` if a function fails for all of them.
 """

@@ -1,6 +1,7 @@
 """A handler's schema, and its rows as Arrow: no value is changed, and a row that doesn't fit fails its record.
 
-A schema is read in one way, in Spark and in a consumer: Spark's DDL, a schema of pyarrow, or a StructType.
+A schema is Spark's DDL, a pyarrow schema, or a StructType, and means the same in Spark and in a consumer. Spark's own
+parser does not do: it needs a session, and reads ``timestamp`` by one of its settings (decision 0092).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from offsetstore.writers.arrow.batches import KAFKA
 from offsetstore.writers.arrow.kinds import Inexact, check_exact, held, held_inside, replacement, stored, unknown
 
 ONLY: Final = "rows"
-"""The field of the only output, which has no name."""
+"""The name of the field for the only output, which has no name."""
 
 _TYPES: Final[Mapping[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -45,7 +46,7 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
     "interval day to second": pa.duration("us"),  # and its parts: `_DAY_TIME`
     "void": pa.null(),
 }
-"""By Spark's names."""
+"""Arrow's types by Spark's names."""
 
 _SYNONYMS: Final = {
     "byte": "tinyint",
@@ -69,7 +70,7 @@ _INSTEAD: Final = {
     **dict.fromkeys(
         ("char", "character", "varchar", "character varying", "bpchar", "text", "str", "utf8", "large_string"), "string"
     ),
-    **dict.fromkeys(  # which Spark doesn't have, or a handler can't make: PostgreSQL reads their text
+    **dict.fromkeys(  # types that Spark doesn't have, or a handler can't make: PostgreSQL reads their text
         [
             *("uuid", "json", "jsonb", "variant", "xml", "citext", "hstore", "inet", "cidr", "macaddr", "timetz"),
             *("time with time zone", "interval year to month", "geometry", "geography"),
@@ -84,9 +85,10 @@ _INSTEAD: Final = {
     **dict.fromkeys(("decimal", "dec", "numeric"), "decimal(precision,scale)"),
     **dict.fromkeys(("list", "array"), "array<...> with the type of its elements"),
 }
-"""What to write for names of SQL and Arrow that Spark's DDL does not have. They are no synonyms: Spark refuses them."""
+"""What to write instead of names of SQL and Arrow that Spark's DDL does not have. Spark refuses them, and so do we."""
 
-_SINGLE: Final = 24  # binary digits up to which SQL's float(p) is a real, and above which a double precision
+_SINGLE: Final = 24
+"""Up to this many binary digits, SQL's float(p) is a real, and above a double precision."""
 
 _NAMES: Final = {str(kind): name for name, kind in _TYPES.items()}
 _DECIMAL: Final = re.compile(r"(?:decimal|dec|numeric)(?:\((\d+)(?:,(-?\d+))?\))?")
@@ -96,7 +98,7 @@ _DAY_TIME: Final = re.compile(
 )
 _TOKEN: Final = re.compile(r"""\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+|[<>(),:]|\[\d*\])\s*""")
 _AFTER: Final = {"not", "comment"}
-"""What may stand after a column's type."""
+"""Words that may follow a column's type."""
 
 _INTERVAL: Final = {"year", "month", "day", "hour", "minute", "second", "to"}
 _EXPECTED: Final = (
@@ -107,7 +109,7 @@ _log = logging.getLogger(__name__)
 
 
 class _UnreadableError(ValueError):
-    """What of a schema can't be read."""
+    """A schema can't be read; the text says where."""
 
 
 def schemas_of(handler: Handler) -> dict[str, pa.Schema]:
@@ -119,21 +121,22 @@ def schemas_of(handler: Handler) -> dict[str, pa.Schema]:
     if not isinstance(given, Mapping):
         return {UNNAMED: schema_of(given)}
     outputs, schemas = cast("Mapping[str, object]", given), dict[str, pa.Schema]()
-    for name, one in outputs.items():
+    for name, schema in outputs.items():
         try:
-            schemas[name] = schema_of(one)
+            schemas[name] = schema_of(schema)
         except ConfigurationError as error:
-            if isinstance(one, str) and _is_type(one):
-                error.next_step = f'A mapping is of outputs. For a column {name}, write "{name} {one}".'
+            if isinstance(schema, str) and _is_type(schema):
+                error.next_step = f'A mapping is of outputs. For a column {name}, write "{name} {schema}".'
             error.while_(f"reading the schema of the output {name!r}")
             raise
     return schemas
 
 
 def schema_of(given: Any) -> pa.Schema:
-    """A handler's schema in Arrow, as it was given: `columns_of` are its columns.
+    """A handler's schema in Arrow, with the types as given; for those of its rows see `columns_of`.
 
-    :raises ConfigurationError: it is none, has a type whose values can't be stored as they are, or a name of ours.
+    :raises ConfigurationError: it is not a schema, has a type whose values can't be stored as they are, or uses one of
+        our names.
     """
     schema = given
     try:
@@ -152,7 +155,7 @@ def schema_of(given: Any) -> pa.Schema:
 
 
 def columns_of(schema: pa.Schema) -> pa.Schema:
-    """The columns of the rows: the schema's, with the types that hold the same values in Spark, too."""
+    """The schema of the rows: each column with a type that holds the same values in Spark, too."""
     return pa.schema([field.with_type(held(field.type)) for field in cast("Any", schema)])
 
 
@@ -161,25 +164,25 @@ def arrow_rows(
 ) -> tuple[pa.StructArray, Sequence[CallOutcome]]:
     """The rows of each outcome, see `as_lists`.
 
-    :return: the outcomes too: a record whose rows don't fit the schema has failed.
+    :return: also the outcomes, in which a record whose rows don't fit the schema has failed.
     """
+    # All at once, and only if that fails one by one, to find the records.
     try:
-        return call(as_lists, [one.rows for one in outcomes], schemas), outcomes
+        return call(as_lists, [outcome.rows for outcome in outcomes], schemas), outcomes
     except Exception as error:  # noqa: BLE001 - the user's own objects
         _log.debug("rows of a handler don't fit its schema: %s", type(error).__name__)
     fitting: list[CallOutcome] = []
-    for one in outcomes:
+    for outcome in outcomes:
         try:
-            call(as_lists, [one.rows], schemas)
+            call(as_lists, [outcome.rows], schemas)
         except Exception as error:  # noqa: BLE001 - the user's own objects
-            fitting.append(replace(one, rows=(), error=_unfit(error)))
+            fitting.append(replace(outcome, rows=(), error=_unfit(error)))
         else:
-            fitting.append(one)
-    return as_lists([one.rows for one in fitting], schemas), fitting
+            fitting.append(outcome)
+    return as_lists([outcome.rows for outcome in fitting], schemas), fitting
 
 
 def _unfit(error: Exception) -> HandlerError:
-    """Why rows can't be those of the schema."""
     if isinstance(error, NoRows):
         return unfit(error)
     text = str(error) if isinstance(error, FunctionEnded) else as_texts(error)[0]
@@ -187,15 +190,18 @@ def _unfit(error: Exception) -> HandlerError:
 
 
 def as_lists(rows: Sequence[Sequence[Any]], schemas: Mapping[str, pa.Schema]) -> pa.StructArray:
-    """The rows of each record as lists, in a column of structs with a field for each output.
+    """Each record's rows as lists, in a column of structs with a field for each output.
 
+    :param rows: of each record; with several outputs, mappings of their names to rows.
     :raises Exception: a row does not fit.
     """
     columns: list[Any] = []
     for name, schema in schemas.items():
-        of_output = rows if name == UNNAMED else [[row for of in one for row in of.get(name, ())] for one in rows]
-        values = [_values(row, schema.names) for one in of_output for row in one]
-        ends = accumulate((len(one) for one in of_output), initial=0)
+        of_output = rows
+        if name != UNNAMED:
+            of_output = [[row for outputs in of_record for row in outputs.get(name, ())] for of_record in rows]
+        values = [_values(row, schema.names) for of_record in of_output for row in of_record]
+        ends = accumulate((len(of_record) for of_record in of_output), initial=0)
         by_column: Iterable[Sequence[Any]] = zip(*values, strict=True) if values else repeat(())
         arrays = [_as_column(field, column) for field, column in zip(cast("Any", schema), by_column, strict=False)]
         structs = _arrow.StructArray.from_arrays(arrays, fields=[*columns_of(schema)])
@@ -204,7 +210,7 @@ def as_lists(rows: Sequence[Sequence[Any]], schemas: Mapping[str, pa.Schema]) ->
 
 
 def as_failed(error: HandlerError, attempts: int = 1, *, is_outage: bool = False) -> dict[str, Any]:
-    """A handler's failure as `reject_of` takes it; texts that PostgreSQL can't store are cleaned."""
+    """A handler's failure as `reject_of` takes it, without what PostgreSQL can't store in a text."""
     return {
         "error_class": writable(error.error_class),
         "text": writable(error.text),
@@ -224,7 +230,9 @@ def _as_column(field: Any, values: Sequence[Any]) -> Any:
         return stored(values, field.type)
     except Inexact as error:
         raise NoRows(f"{column}: {error}") from None
-    except Exception as error:  # noqa: BLE001 - of many classes: Arrow's quote the value, and the user's objects raise any
+    # Arrow's errors are of many classes and quote the value, which only the letter may show; and the user's objects may
+    # raise anything (decision 0099).
+    except Exception as error:  # noqa: BLE001
         raise NoRows(f"{column}: {error}", shown=f"{column}: a value that it does not hold") from None
 
 
@@ -285,7 +293,7 @@ def _type_named(name: str) -> pa.DataType:
 
 
 def _hint(name: str) -> str:
-    """What to write in the place of a type that is unknown."""
+    """What to write instead of an unknown type."""
     base = _base(name)
     digits = re.fullmatch(r"float\((\d{1,3})\)", name)
     instead = _INSTEAD.get(base)
@@ -300,7 +308,7 @@ def _hint(name: str) -> str:
 
 
 def _base(name: str) -> str:
-    """A type's words, without what stands in parentheses."""
+    """A type's words, without anything in parentheses."""
     return " ".join(re.sub(r"\(.*?\)", " ", name).split())
 
 
@@ -313,7 +321,7 @@ def _is_type(text: str) -> bool:
 
 
 def _of_json(kind: Any) -> Any:
-    """A type of Spark, as it writes it in JSON."""
+    """The Arrow type of Spark's JSON for a type."""
     match kind:
         case str():
             return _type_named(kind)
@@ -322,7 +330,9 @@ def _of_json(kind: Any) -> Any:
         case {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": nullable}:
             return _arrow.map_(_of_json(key), pa.field("value", _of_json(value), nullable))
         case {"type": "struct", "fields": fields}:
-            return pa.struct([_field(one["name"], partial(_of_json, one["type"]), one["nullable"]) for one in fields])
+            return pa.struct(
+                [_field(item["name"], partial(_of_json, item["type"]), item["nullable"]) for item in fields]
+            )
         case _:
             raise _UnreadableError("a type of the application's own")
 
@@ -335,7 +345,7 @@ def _field(name: str, kind: Callable[[], pa.DataType], nullable: bool = True) ->
 
 
 class _Ddl:
-    """Spark's text of columns, read word by word."""
+    """Reads Spark's DDL of columns, word by word."""
 
     def __init__(self, text: str) -> None:
         self._words: list[str] = []
@@ -402,6 +412,7 @@ class _Ddl:
             case _:
                 pass
         name += self._in_parentheses()
+        # SQL's names of several words, such as double precision, are read only to say what to write instead.
         more = takewhile(lambda word: re.fullmatch(r"\w+", word) and word.lower() not in _AFTER, self._words)
         whole = " ".join([name, *map(str.lower, more)])
         return _type_named(whole if _base(whole) in _INSTEAD else name)

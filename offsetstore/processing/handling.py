@@ -1,12 +1,12 @@
 """Calls of a `Handler`: many at once, in order within a key, each record retried alone. It knows no Spark and no Kafka.
 
-Records are fed, and their outcomes are fetched as they finish. A record waits only for earlier ones of its key; one
-that is to be retried gives its slot to others meanwhile. What watches over the calls (their timeouts, the delays of
-retries) is done by whoever fetches, so there is one place for both ways of calling: `_Threads` and `_Loop`.
+Records are fed, and their outcomes are fetched as they finish. A record waits only for earlier ones of its key; a
+record that waits for its retry leaves its slot to others. Whoever fetches also watches over the calls (their timeouts,
+the delays of retries), so there is one place for both ways of calling: `_Threads` and `_Loop`.
 
 A thread can't be ended, and a coroutine may ignore that it is cancelled. So a call that takes too long fails at once,
-and holds its slot and its key until it returns. If it has not when all else is done, it is left to itself; with too
-many of these the process makes no more calls.
+and holds its slot and its key until it returns. If it has not returned when all else is done, it is abandoned; with too
+many abandoned calls the process makes no more.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ HandlerRow: TypeAlias = "Mapping[str, Any] | tuple[Any, ...]"
 
 ORDERINGS: Final = ("key", "partition", "none")
 TIMEOUT: Final = "HandlerTimeout"
-"""The class of the error of a call that takes too long."""
+"""The error class of a call that takes too long."""
 RESULT: Final = "HandlerResult"
-"""That of a call which has returned something that can't be rows."""
+"""The error class of a call that returned something that can't be rows."""
 
 _CALL_FOR: Final = "in a call for "
 _NEXT_STEPS: Final = {
@@ -70,9 +70,10 @@ _RETRIES: Final = Retries(attempts=3, shortest=0.05, longest=1.0)
 _LOOK: Final = 0.05
 """Seconds between two looks at timeouts and delays."""
 _LAG: Final = 1.0
-"""Seconds after which a loop that doesn't answer is worth a warning."""
+"""Seconds without an answer after which the event loop is worth a warning."""
+# Each may keep a thread, and each batch could leave some: only a new process frees them (decision 0086).
 _MOST_LEFT: Final = 64
-"""Calls of this process that are left to themselves, at most, or as many as run at once: each may keep a thread."""
+"""The most abandoned calls of this process, or as many as run at once if that is more."""
 _log = logging.getLogger(__name__)
 
 
@@ -80,7 +81,7 @@ _log = logging.getLogger(__name__)
 class Record:
     """One of Kafka's records, as a handler gets it.
 
-    :param topic_id: Kafka's id of the topic: another one if the topic was created again.
+    :param topic_id: Kafka's id of the topic, which differs if the topic was created again.
     :param timestamp_ms: milliseconds since 1970, in UTC.
     :param headers: in order; names may repeat. Empty if the reader did not read them.
     """
@@ -96,12 +97,12 @@ class Record:
 
     @property
     def id(self) -> str:
-        """The same each time the record is handled, and no other record's: an idempotency key."""
+        """An idempotency key: the same each time the record is handled, and different for each record."""
         return f"{self.topic}/{self.topic_id}/{self.partition}/{self.offset}"
 
     @property
     def timestamp(self) -> datetime | None:
-        """When it was produced, or appended to the log."""
+        """When the record was produced, or appended to the log."""
         return None if self.timestamp_ms is None else _EPOCH + timedelta(milliseconds=self.timestamp_ms)
 
 
@@ -110,19 +111,19 @@ class Handler:
     """A function to call for each record, with many calls at once: for work that waits for other services.
 
     Rows are written exactly once; calls are made at least once: after a crash, records whose rows were not stored are
-    handled again. What ``fn`` does outside should be idempotent: `Record.id` is the key for it.
+    handled again. What ``fn`` does in other systems should be idempotent, with `Record.id` as the key.
 
-    :param fn: takes a `Record`, and returns its row, several, or ``None``. A row is a mapping of names to values, or a
-        tuple in the schema's order; a list or a generator has several. A plain function is called in threads, one of
-        ``async def`` on an event loop.
+    :param fn: takes a `Record`, and returns its row, several rows, or ``None``. A row is a mapping of names to values,
+        or a tuple in the schema's order; return several as a list or a generator. A plain function is called in
+        threads, an ``async def`` on an event loop.
     :param schema: of the rows: a pyarrow schema, or Spark's DDL text (``"id long, score double"``).
-    :param concurrency: calls at once, at most: in each of Spark's tasks, or in the consumer's process.
-    :param ordering: ``"key"``: records with one key are handled one after the other, in order, those without a key at
-        any time. ``"partition"``: all records of a partition are. ``"none"``: none are.
-    :param key: makes a record's key, in place of Kafka's own; quickly, since all records wait for it. If it fails for a
-        record, that is not retried; if a call exceeds ``timeout``, the job ends with `HandlerStuck`.
-    :param timeout: in seconds, of one call; the record fails then, and is not retried.
-    :param retries: of a record that has failed; meanwhile only its own key waits.
+    :param concurrency: the most calls at once, in each of Spark's tasks or in the consumer's process.
+    :param ordering: ``"key"``: records with the same key are handled one after the other, in order; records without a
+        key at any time. ``"partition"``: all records of a partition are handled in order. ``"none"``: in any order.
+    :param key: computes a record's key, instead of Kafka's own. It must be quick, since all records wait for it. A
+        record for which it fails is not retried; if a call exceeds ``timeout``, the job ends with `HandlerStuck`.
+    :param timeout: seconds for one call. After that the record fails, and is not retried.
+    :param retries: of a record that failed; meanwhile only its own key waits.
     :raises ConfigurationError: an argument is invalid.
     """
 
@@ -159,13 +160,13 @@ class Handler:
 
     @property
     def is_async(self) -> bool:
-        """Whether it is called on an event loop."""
+        """Whether ``fn`` is called on an event loop."""
         return inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(getattr(self.fn, "__call__", None))  # noqa: B004 - an object's own
 
     def rows_of(self, returned: object) -> Sequence[Any]:
-        """The rows that a call has returned, as they are now; with several outputs, mappings of their names to rows.
+        """The rows that a call returned, copied; with several outputs, mappings of their names to rows.
 
-        :raises NoRows: they are none.
+        :raises NoRows: the call returned something else.
         """
         rows = rows_of(returned)
         schema: object = self.schema
@@ -181,13 +182,13 @@ class Handler:
                     f"there is no output {', '.join(sorted(map(repr, unknown)))}",
                     shown=f"the handler returned an output that its schema does not have; it has {', '.join(outputs)}",
                 )
-            found.append({name: rows_of(one) for name, one in row.items()})
+            found.append({name: rows_of(of_output) for name, of_output in row.items()})
         return found
 
     def key_of(self, record: Record) -> Hashable:
-        """What the record's order is kept within; ``None`` if it has none.
+        """Records with equal keys are handled in order; with ``None`` at any time.
 
-        :raises Exception: that of the user's function, or for a key that is not hashable.
+        :raises Exception: the user's function's own, or the key is not hashable.
         """
         match self.ordering:
             case "none":
@@ -206,10 +207,10 @@ class Handler:
 
 
 def check_order(handler: Handler, writer: Writer, *, uses_kafka: bool) -> None:
-    """Check that rows may be made in the handler's order.
+    """Check that the writer accepts rows in the handler's order.
 
     :param uses_kafka: whether the writer compares the places of rows in Kafka.
-    :raises ConfigurationError: it takes later rows for newer ones.
+    :raises ConfigurationError: the handler has no order, and the writer assumes that later rows are newer.
     """
     if handler.ordering == "none" and uses_kafka and declares(writer, "replaces_in_order"):
         raise ConfigurationError(
@@ -223,8 +224,8 @@ def check_order(handler: Handler, writer: Writer, *, uses_kafka: bool) -> None:
 class HandlerError:
     """Why a record has no rows.
 
-    :param text: the exception's own, which may quote the record.
-    :param shown: what follows the class where no value may be shown: where it was raised, or what does not fit.
+    :param text: the exception's text, which may quote the record.
+    :param shown: follows the class where no value may be shown: where it was raised, or what does not fit.
     """
 
     error_class: str
@@ -235,7 +236,7 @@ class HandlerError:
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What has become of a record.
+    """What became of a record.
 
     :param attempts: how often it was tried.
     """
@@ -248,10 +249,10 @@ class CallOutcome:
 
 @dataclass(slots=True)
 class Figures:
-    """What has been done so far.
+    """Counts of the calls so far.
 
-    :param seconds: in all calls together.
-    :param lag: the longest time in seconds for which the event loop did not answer.
+    :param seconds: spent in all calls together.
+    :param lag: the most seconds for which the event loop did not answer.
     """
 
     calls: int = 0
@@ -261,7 +262,7 @@ class Figures:
     lag: float = 0.0
 
     def since(self, earlier: Figures) -> Figures:
-        """What has been done since then."""
+        """The difference to an earlier count, except for ``lag``."""
         return Figures(
             self.calls - earlier.calls,
             self.retries - earlier.retries,
@@ -271,7 +272,6 @@ class Figures:
         )
 
     def __add__(self, other: Figures) -> Figures:
-        """Those of both."""
         return Figures(
             self.calls + other.calls,
             self.retries + other.retries,
@@ -292,7 +292,7 @@ class _Task:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call, and what cancels it, where that is possible."""
+    """One call. ``cancel`` cancels it, where that is possible."""
 
     task: _Task
     since: float
@@ -301,9 +301,9 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """How a call has failed.
+    """How a call failed.
 
-    :param is_final: calling again would not help.
+    :param is_final: whether calling again would not help.
     :param outage: the exception, if no record is to blame for it.
     """
 
@@ -316,14 +316,14 @@ _T = TypeVar("_T")
 
 
 class Queues(Generic[_T]):
-    """What may be done now, where things of one key have to be done one after the other."""
+    """Queues of items, of which those with the same key are done one after the other; ``ready`` may be done now."""
 
     def __init__(self) -> None:
         self.ready = deque[_T]()
         self._behind: dict[Hashable, deque[_T] | None] = {}  # of each key that is ready or being done
 
     def add(self, key: Hashable, item: _T) -> None:
-        """Put an item behind all others of its key."""
+        """Add an item behind all others of its key; with ``None`` as the key it is ready at once."""
         if key is None:
             self.ready.append(item)
         elif key not in self._behind:
@@ -336,7 +336,7 @@ class Queues(Generic[_T]):
             waiting.append(item)
 
     def done(self, key: Hashable) -> None:
-        """Let the next one of the key begin."""
+        """Make the next item of the key ready."""
         if key is None:
             return
         waiting = self._behind[key]
@@ -350,19 +350,19 @@ class _Caller(Protocol):
     """A way to make the calls."""
 
     def wake(self) -> None:
-        """Begin what may begin. The lock is not held."""
+        """Begin the calls that may begin. Call this without the lock."""
         ...
 
     def lag(self) -> float | None:
-        """Seconds for which no call can have gone on, as far as is known; ``None`` if that is not known yet."""
+        """Seconds for which no call can have made progress; ``None`` if not known yet."""
         ...
 
     def running(self) -> Record | None:
-        """The record whose call keeps the others from going on, if that is known."""
+        """The record whose call keeps the others from making progress, if known."""
         ...
 
     def close(self) -> None:
-        """Cancel what can be cancelled, and wait for it for at most the handler's timeout. The lock is not held."""
+        """Cancel what can be cancelled, and wait up to the handler's timeout. Call this without the lock."""
         ...
 
 
@@ -370,7 +370,7 @@ _SpanOfCall: TypeAlias = Callable[[Record, Headers], AbstractContextManager[None
 
 
 def _spans() -> _SpanOfCall:
-    """A span for each call; none without OpenTelemetry."""
+    """Makes a span for each call; makes none without OpenTelemetry."""
     try:
         return find("offsetstore.processing.spans", "span_of_call", what="a span for a call", extra="opentelemetry")
     except MissingDependency:
@@ -378,13 +378,13 @@ def _spans() -> _SpanOfCall:
 
 
 _left: Final = dict["_Call", None]()
-"""This process's calls that had not returned when whoever made them was closed, and have not since."""
+"""Abandoned calls: their `Handling` is closed, and they have not returned since. As a dict, to keep the order."""
 
 
 class Handling:
-    """Calls a handler for records that are fed, until it is closed. One thread feeds and fetches.
+    """Calls a handler for the records that it is fed, until it is closed. One thread feeds and fetches.
 
-    :param enough: how many outcomes to wait for, in `finished`, while as many calls run as may.
+    :param enough: how many outcomes `finished` waits for while the most calls run.
     :param propagate: the names of the headers that follow a record into its calls' context.
     """
 
@@ -401,7 +401,8 @@ class Handling:
         self._queues = Queues[_Task]()
         self._delayed: list[tuple[float, int, _Task]] = []
         self._numbers = count()
-        self._running: dict[_Call, None] = {}  # in the order in which they began, which is that of their timeouts
+        # In the order in which they began, so that the first ones are the first to be late.
+        self._running: dict[_Call, None] = {}
         self._late: dict[_Call, None] = {}
         self._finished: list[CallOutcome] = []
         self._outage: BaseException | None = None
@@ -409,12 +410,12 @@ class Handling:
         self._has_warned = False
         self._looked = time.monotonic()
         self._most_away = max(4 * _LOOK, min(_LAG, handler.timeout / 2))
-        """Seconds between two looks, of more than which the process did not run: its calls are not late then."""
+        """After more seconds than this between two looks, the process did not run, and its calls are not late."""
         self._waits_since: float | None = None
         self._caller: _Caller = _Loop(self) if handler.is_async else _Threads(self)
 
     def feed(self, records: Iterable[Record]) -> None:
-        """Hand over records; those of one key in order."""
+        """Hand over records; records of the same key in order."""
         tasks, without_key = list[_Task](), list[CallOutcome]()
         for record, key in self._with_keys([*records]):
             if isinstance(key, _Failure):
@@ -422,7 +423,7 @@ class Handling:
             else:
                 tasks.append(_Task(record, key))
         with self.lock:
-            call(self._enqueue, tasks)  # a key compares with others as it likes
+            call(self._enqueue, tasks)  # keys may be the user's objects, which compare as they like
             self._finished += without_key
             self.outstanding += len(tasks) + len(without_key)
             if len(left := [*_left]) >= max(_MOST_LEFT, self.handler.concurrency):
@@ -435,9 +436,10 @@ class Handling:
             self._queues.add(task.key, task)
 
     def _with_keys(self, records: Sequence[Record]) -> Sequence[tuple[Record, Hashable | _Failure]]:
-        """The records with their keys, or why there is none; all of them wait, so none is tried again."""
+        """The records, each with its key, or with the reason why it has none."""
         if self.handler.key is None:
             return [*zip(records, map(self.handler.key_of, records), strict=True)]
+        # All records wait for `key=`: so it is not retried, and called in a thread, since it may hang (decision 0099).
         found: list[tuple[Record, Hashable | _Failure]] = []
 
         def compute() -> None:
@@ -452,16 +454,17 @@ class Handling:
                     if self._ended_by(failure, record):
                         return
 
-        if (late := self._await_keys(meanwhile("handler-key", compute), found)) is not None:  # it may hang
+        if (late := self._await_keys(meanwhile("handler-key", compute), found)) is not None:
             self._outage = _stuck(f"key= did not return within {self.handler.timeout:g} s", records[late])
         return found if self._outage is None else [(record, None) for record in records]
 
     def _await_keys(self, computed: Future[None], found: Sequence[object]) -> int | None:
-        """Wait while keys are found; return the number of the record whose key takes too long, if one does."""
+        """Wait for all keys; return the number of the record whose key takes too long, if any does."""
         count, since = 0, time.monotonic()
         looked = since
         while not wait([computed], timeout=_LOOK).done:
             now = time.monotonic()
+            # The time limit is for each key; time in which the process did not run does not count.
             if len(found) > count or now - looked > self._most_away:
                 count, since = len(found), now
             if now - since >= self.handler.timeout:
@@ -470,7 +473,7 @@ class Handling:
         return computed.result()
 
     def _ended_by(self, failure: _Failure, record: Record) -> bool:
-        """End the handling if no record is to blame for the failure."""
+        """If no record is to blame for the failure, end the handling; return whether it ends."""
         if failure.outage is None:
             return False
         call(failure.outage.add_note, f"{_CALL_FOR}{_place(record)}")
@@ -478,9 +481,9 @@ class Handling:
         return True
 
     def finished(self, seconds: float = float("inf")) -> list[CallOutcome]:
-        """Wait for outcomes, and take them: none if nothing is outstanding, or after so many seconds.
+        """Wait for outcomes, and take them; none if nothing is outstanding, or after ``seconds``.
 
-        :raises Exception: a handler's own, which tells of an outage: no record is to blame for it.
+        :raises Exception: the handler's own, if it tells of an outage: no record is to blame.
         :raises HandlerStuck: no call can be made any more.
         """
         deadline = time.monotonic() + seconds
@@ -489,16 +492,17 @@ class Handling:
             with self.lock:
                 if isinstance(self._outage, Exception):
                     raise self._outage
+                # What is no Exception, such as SystemExit, ends its call, not the process (decision 0099).
                 if self._outage is not None:
                     raise FunctionEnded(f"it raised {type(self._outage).__name__}") from self._outage
                 if self._has_enough() or time.monotonic() >= deadline:
-                    found, self._finished = self._finished, []
-                    self.outstanding -= len(found)
-                    return found
+                    outcomes, self._finished = self._finished, []
+                    self.outstanding -= len(outcomes)
+                    return outcomes
                 self._has_finished.wait(max(0.0, min(_LOOK, deadline - time.monotonic())))
 
     def close(self) -> None:
-        """End what can be ended; a call that can't is left to itself."""
+        """End what can be ended; abandon the calls that can't."""
         with self.lock:
             if self.is_closed:
                 return
@@ -512,21 +516,20 @@ class Handling:
 
     @property
     def in_flight(self) -> int:
-        """Calls that have begun and not returned."""
         return len(self._running) + len(self._late)
 
     @property
     def late(self) -> int:
-        """Calls that took too long, and have not returned."""
+        """The number of calls that took too long and have not returned."""
         return len(self._late)
 
     @property
     def has_room(self) -> bool:
-        """Whether more records are needed, for as many calls to run as may."""
+        """Whether more records are needed, so that the most calls can run."""
         return len(self._queues.ready) < self.handler.concurrency
 
     def context_of(self, record: Record) -> AbstractContextManager[None]:
-        """What a call for the record is made in: the headers that follow it, and a span of its trace."""
+        """The context of a call for the record: the headers that follow it, and a span of its trace."""
         return nullcontext() if self._span_of_call is None else self._following(record, self._span_of_call)
 
     @contextmanager
@@ -536,7 +539,7 @@ class Handling:
             yield
 
     def next_call(self) -> _Call | None:
-        """Begin a call, if one may begin. The lock is held."""
+        """Begin a call, if one may begin. Call this with the lock."""
         has_ended = self.is_closed or self._outage is not None
         if has_ended or not self._queues.ready or self.in_flight >= self.handler.concurrency:
             return None
@@ -548,10 +551,10 @@ class Handling:
         return call
 
     def returned(self, call: _Call, rows: Sequence[Any], failure: _Failure | None) -> None:
-        """Take what a call has returned, or how it has failed. At most one more may begin now. The lock is held."""
+        """Take the outcome of a call. Afterwards at most one more call may begin. Call this with the lock."""
         try:
             self._take(call, rows, failure)
-        except BaseException as error:  # noqa: BLE001 - of ours; whoever waits must hear of it
+        except BaseException as error:  # noqa: BLE001 - a bug of ours; whoever waits must hear of it
             self._outage = error
             self._has_finished.notify()
 
@@ -559,6 +562,7 @@ class Handling:
         task, now = call.task, time.monotonic()
         _left.pop(call, None)
         self.figures.seconds += now - call.since
+        # Its record has failed already; only now may the next one of its key begin.
         if call in self._late:
             del self._late[call]
             self._queues.done(task.key)
@@ -585,12 +589,12 @@ class Handling:
             self._has_finished.notify()
 
     def _has_enough(self) -> bool:
-        """Whether to hand outcomes over: not one by one, unless more calls could run."""
+        """Whether to hand over outcomes: one by one only if more calls could run."""
         wanted = self._enough if self.in_flight + 1 >= self.handler.concurrency else 1
         return len(self._finished) >= min(wanted, self.outstanding)
 
     def _look(self) -> None:
-        """Fail calls that take too long, and let those records begin again whose delay is over.
+        """Fail calls that take too long, and requeue records whose delay before a retry is over.
 
         :raises HandlerStuck: no call can be made any more.
         """
@@ -600,7 +604,8 @@ class Handling:
         was_away, self._looked = now - self._looked > self._most_away, now
         late: list[_Call] = []
         with self.lock:
-            if not was_away and self._goes_on():  # else no call is late by itself
+            # If the process was away, or the loop is blocked, a call is not to blame for being late.
+            if not was_away and self._goes_on():
                 late += takewhile(lambda call: now - call.since >= self.handler.timeout, self._running)
             for call in late:
                 del self._running[call]
@@ -623,9 +628,9 @@ class Handling:
             self._check_late(now)
 
     def _check_late(self, now: float) -> None:
-        """Look whether only late calls are left.
+        """Check whether only late calls are left.
 
-        :raises HandlerStuck: all others have waited for them as long as a call may take.
+        :raises HandlerStuck: everything else has waited for them as long as a call may take.
         """
         waits = self._late and not self._running and not self._delayed and self.outstanding > len(self._finished)
         if not waits:
@@ -638,7 +643,7 @@ class Handling:
             )
 
     def _goes_on(self) -> bool:
-        """Whether calls go on: blocking code in an async function stops all.
+        """Whether calls make progress: blocking code in an async function stops all of them.
 
         :raises HandlerStuck: it has done so for longer than a call may take.
         """
@@ -663,7 +668,7 @@ class Handling:
 
 
 class _Threads:
-    """Calls a plain function in threads, which are started when they are needed."""
+    """Calls a plain function in threads, which are started as they are needed."""
 
     def __init__(self, handling: Handling) -> None:
         self._handling = handling
@@ -674,6 +679,7 @@ class _Threads:
         handling = self._handling
         with handling.lock:
             handling.may_begin.notify_all()
+            # A late call still occupies its thread, although its record is done.
             missing = min(handling.handler.concurrency, handling.outstanding + handling.late) - len(self._threads)
         for _ in range(missing):
             # A daemon: a call that never returns must not keep the process from ending.
@@ -703,7 +709,8 @@ class _Threads:
             rows, failure = self._context.copy().run(self._call, call.task.record)
             with handling.lock:
                 handling.returned(call, rows, failure)
-            del call, rows, failure  # while this waits; an outage's frames lead to this one
+            # This thread may wait for long: a record may be large, and an outage's frames lead to this one.
+            del call, rows, failure
 
     def _call(self, record: Record) -> tuple[Sequence[Any], _Failure | None]:
         handler = self._handling.handler
@@ -715,9 +722,9 @@ class _Threads:
 
 
 class _LoopThread:
-    """An event loop in a thread of its own, for all handlers of the process: clients are bound to a loop."""
+    """An event loop in a separate thread, for all handlers of the process: clients are bound to a loop."""
 
-    _one: _LoopThread | None = None
+    _current: _LoopThread | None = None
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -727,14 +734,15 @@ class _LoopThread:
 
     @classmethod
     def get(cls) -> _LoopThread:
-        """The process's own; another one if that has ended, or does not answer."""
-        one = cls._one
-        if one is None or not one.answers():
-            one = cls._one = cls()
-        return one
+        """The process's loop; a new one if that has ended, or does not answer."""
+        current = cls._current
+        if current is None or not current.answers():
+            current = cls._current = cls()
+        return current
 
     def answers(self) -> bool:
-        """Whether it goes on."""
+        """Whether the loop makes progress."""
+        # A fork has the object without its thread.
         if self._pid != os.getpid() or not self._thread.is_alive():
             return False
         answered = threading.Event()
@@ -742,7 +750,7 @@ class _LoopThread:
         return self.call(answered.set) and answered.wait(5 * _LAG)
 
     def call(self, function: Callable[..., object], *arguments: object) -> bool:
-        """Have the loop call a function soon; return whether it can."""
+        """Have the loop call a function soon; return whether the loop still runs."""
         try:
             self.loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the user's code has ended it
@@ -765,7 +773,7 @@ class _Loop:
         self._context = contextvars.copy_context()
         self._thread = _LoopThread.get()
         self._tasks: dict[_Call, asyncio.Task[None]] = {}
-        self._asked: float | None = None  # when the loop was asked what it has not answered
+        self._asked: float | None = None  # when the loop was asked, while it has not answered
         self._was_answered = False
         self._has_ended = threading.Event()
 
@@ -821,7 +829,7 @@ class _Loop:
             failure = _failure(error)
         with handling.lock:
             handling.returned(call, rows, failure)
-            failure = None  # an outage's frames have this one
+            failure = None  # an outage's frames include this one: a circle
             following = handling.next_call()
         del self._tasks[call]
         if following is not None:
@@ -835,7 +843,7 @@ class _Loop:
 
 
 class HandlerFailed(Exception):
-    """A handler has failed for a record. Which one, and whether it becomes a letter, is for others to say.
+    """A handler failed for a record. The caller knows the record, and decides whether it becomes a letter.
 
     :param failed: our error for it, without the record.
     """
@@ -846,7 +854,7 @@ class HandlerFailed(Exception):
 
     @classmethod
     def of(cls, *, error_class: str, text: str, traceback: str | None, attempts: int, shown: str) -> HandlerFailed:
-        """Make one of what the last attempt has raised."""
+        """Make one from what the last attempt raised."""
         failed = FunctionFailed(
             f"the handler failed with {error_class}{shown} (attempts: {attempts})",
             error_class=error_class,
@@ -866,9 +874,9 @@ def outage_of_call(error: BaseException) -> str:
 
 
 def service_unavailable(found: str) -> SinkError:
-    """The error that ends a job whose handler has met an outage.
+    """The error that ends a job whose handler has met an outage. Raise it from the handler's own error.
 
-    :param found: see `outage_of_call`; raise this error from that one.
+    :param found: see `outage_of_call`.
     """
     return SinkError(
         "a call of the handler failed since a service is unavailable, and no record is to blame",
@@ -879,9 +887,9 @@ def service_unavailable(found: str) -> SinkError:
 
 
 class NoRows(Exception):
-    """What a function has returned can't be rows; to call it again would not help.
+    """What a function returned can't be rows; calling it again would not help.
 
-    ``shown`` is the text without names and values that the function has chosen: those may be of a record.
+    ``shown`` is the text without names and values that the function chose: these may be a record's.
     """
 
     def __init__(self, text: str, *, shown: str | None = None) -> None:
@@ -890,12 +898,13 @@ class NoRows(Exception):
 
 
 def rows_of(returned: object) -> Sequence[HandlerRow]:
-    """The rows that a handler has returned.
+    """The rows that a handler returned, copied.
 
-    :raises NoRows: they are none.
+    :raises NoRows: it returned something else.
     """
     match returned:
-        case dict():  # as most rows are: to recognize another kind of mapping takes longer
+        # Most rows are dicts: to recognize another kind of mapping takes longer.
+        case dict():
             return ({**cast("dict[str, Any]", returned)},)
         case None:
             return ()
@@ -908,7 +917,7 @@ def rows_of(returned: object) -> Sequence[HandlerRow]:
 
 
 def _row(given: object) -> HandlerRow:
-    """A row as it is now: the function may use the mapping again for the next one."""
+    # A copy, since the function may use the mapping again for the next row.
     if isinstance(given, Mapping):
         return {**cast("Mapping[str, Any]", given)}
     if not isinstance(given, tuple):
@@ -919,7 +928,7 @@ def _row(given: object) -> HandlerRow:
 def _expected(found: object) -> str:
     if inspect.isawaitable(found):
         if inspect.iscoroutine(found):
-            found.close()
+            found.close()  # or Python warns that it was never awaited
         return "the handler returned a coroutine: await it, or declare the handler with async def"
     return (
         f"the handler returned {type(found).__name__}; expected a row (a mapping or a tuple), a list of rows, or None"
@@ -927,13 +936,12 @@ def _expected(found: object) -> str:
 
 
 def described(error: BaseException) -> HandlerError:
-    """What is kept of an exception: a letter has it."""
+    """What is kept of an exception, in a letter."""
     text, trace = as_texts(error)
     return HandlerError(type(error).__name__, text, trace, at_line(as_raised(error)))
 
 
 def unfit(error: NoRows) -> HandlerError:
-    """What is kept of a result that can't be rows."""
     return HandlerError(RESULT, str(error), shown=f": {error.shown}")
 
 
@@ -959,12 +967,12 @@ def _stuck(what: str, record: Record | None) -> HandlerStuck:
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:
-    """Whether it may be called with one argument, as far as is known."""
+    """Whether the function can be called with one argument, as far as is known."""
     try:
         inspect.signature(function).bind(None)
     except TypeError:
         return False
-    except ValueError:  # of some in C it is not known
+    except ValueError:  # the signature of some functions in C is unknown
         return True
     return True
 

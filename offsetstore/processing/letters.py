@@ -1,10 +1,10 @@
 """How records become dead letters.
 
-`Recovery` writes a batch that has records which can't be written. A part of it is computed carefully, so that the rows
-of each record are known, and written in one transaction: the rows of the good records, the letters of the others, and
-the offset. If the database refuses that, `discover` finds the bad records, by trial; they are tried again as often as
-`DeadLetters` says, and then left out. The real transaction decides: if it refuses what discovery has accepted, or
-discovery takes too long, the part is halved, and each half is written as if it were a batch of its own.
+`Recovery` writes a batch that has records which can't be written. It computes a part carefully, so that the rows of
+each record are known, and writes in one transaction the rows of the good records, the letters of the others, and the
+offset. If the database refuses that, `discover` finds the bad records, by trial; they are tried again as often as
+`DeadLetters` says, and then left out. The real transaction decides: if it refuses what discovery accepted, or if
+discovery takes too long, the part is halved, and each half is written like a separate batch.
 """
 
 from __future__ import annotations
@@ -73,11 +73,12 @@ from offsetstore.store.term import may_have_letters
 from offsetstore.text import counted
 
 PART: Final = 500_000
-"""In offsets: the rows of a part wait in the driver's memory."""
+"""Offsets of a part: its rows wait in the driver's memory."""
 
 CAREFUL: Final = 20
 """After a bad record, this many batches are computed carefully from the start, so that bad ones don't cost twice."""
 
+# A function that fails for other records each time would be called for ever, as each starts again after a success.
 _MOST_RELAPSES: Final = 20
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
@@ -95,7 +96,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Dead:
-    """A record that is passed over: with a letter, or, with ``skipped``, for that reason without one."""
+    """A record that is passed over, with a letter; or without one, for the reason ``skipped``."""
 
     cause: Cause
     error: LetterError
@@ -107,9 +108,9 @@ class _Dead:
 class _Ending:
     """The query ends at a record: the strategy stops, or the record may be innocent.
 
-    :param why: what the error says of it.
-    :param is_doubtful: whether no other record was accepted, so that it may be innocent.
-    :param decided: what has become of others, also of those that were told apart only by records after this one.
+    :param why: what the error says about it.
+    :param is_doubtful: whether no other record was accepted, so that the record may be innocent.
+    :param decided: the verdicts on other records, including verdicts that only records after this one made possible.
     """
 
     why: str
@@ -120,9 +121,9 @@ class _Ending:
 
 
 class _QueryStopped(Exception):
-    """The query ends once what comes before a record is written.
+    """The query ends once everything before a record is written.
 
-    :param before: the record, if not that of the ending.
+    :param before: that record, if it is not the ending's.
     """
 
     def __init__(self, ending: _Ending, before: Coordinates | None = None) -> None:
@@ -133,7 +134,7 @@ class _QueryStopped(Exception):
 
 @dataclass(slots=True)
 class _Run:
-    """One batch on its way, and what of it is written, in all its plans."""
+    """A batch that is being written, and what is stored of it, over all of its plans."""
 
     delivery: Delivery
     stored: Stored
@@ -144,7 +145,7 @@ class _Run:
     watch: Stopwatch = field(default_factory=Stopwatch)
     letters: int = 0
     ending: _Ending | None = None
-    """Why the query ends, while what comes before is written: nothing is decided there any more."""
+    """Why the query ends, while everything before that is written: no new decisions are made there."""
 
 
 class Recovery:
@@ -173,53 +174,54 @@ class Recovery:
         self._open: set[bytes] | None = None
         self._terms = claim.terms
         self._run: _Run | None = None
-        """The last batch, if it has not ended: it is planned again, or has failed."""
+        """The last batch, unless it has ended: it is being planned again, or has failed."""
 
     @property
     def has_sequences(self) -> bool:
-        """Whether later records of a dead one's key wait behind it."""
         return self._settings.sequence is not None
 
     def is_careful(self, ranges: Ranges) -> bool:
-        """Whether a batch may have records to be left out: one of the last had some, or a record ahead has failed.
+        """Whether a batch may have records to leave out: a recent batch had some, or a record ahead has failed.
 
-        With sequences also while any record waits. And if it has letters, after a reset: Kafka may have lost their
-        records, and they are then all that is left of them.
+        With sequences, also while any record waits.
         """
         self._know_terms()
         terms = self._claim.terms
         has_failed = any(tp in terms and terms[tp].has_failure for tp in ranges)
         if has_failed or self._careful > 0 or self._run is not None or self._open_sequences():
             return True
+        # Letters ahead, after a reset: only a careful batch knows whether Kafka has lost the record of one, which is
+        # then all that is left of it (decision 0036).
         return bool(self._letters_in(ranges))
 
     def _know_terms(self) -> None:
-        """Forget what was read in other terms: other members of the fleet have written meanwhile."""
+        """Forget what was read in other terms: other members of the fleet may have written meanwhile."""
         if self._terms is not self._claim.terms:
             self._terms = self._claim.terms
             self.forget()
 
     def forget(self) -> None:
-        """Read again what is stored: a new run of the query may follow a COMMIT whose outcome is unknown."""
+        """Forget what was read from the store: a new run of the query may follow a COMMIT whose outcome is unknown."""
         self._open = None
         self._failures, self._has_read = {}, False
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:
         """Write what remains of a delivery; see the module.
 
-        If it raises, the same delivery may be given again; what was ``stored`` of it then counts as written too.
+        If it raises, the same delivery may be given again; what was ``stored`` of it then counts as written, too.
 
-        :param stored: what is stored of it is added here.
+        :param stored: gets what is stored of the delivery.
         :return: ``None`` if all of it was in the results already.
-        :raises TooManyLetters: see `DeadLetters`; parts before it are stored.
-        :raises RowsRefused: of a single record that discovery accepts and the real transaction refuses, or that may be
-            refused for what any record would meet, or because the strategy says so; the records before that one are
-            then stored.
+        :raises TooManyLetters: see `DeadLetters`; the parts before are stored.
+        :raises RowsRefused: discovery accepts a single record that the real transaction refuses, or the record may be
+            refused for something that any record would meet, or the strategy stops at it. The records before that one
+            are then stored.
         :raises PlanOutdated: the stored offsets have changed.
         """
         run, ranges = self._begin(delivery, stored), delivery.ranges
+        # A person may have discarded letters meanwhile, so that nothing waits for them any more.
         if self._open:
-            self._open = None  # letters may have been discarded meanwhile
+            self._open = None
         size = count_offsets(ranges)
         try:
             for begin in range(0, size, PART):
@@ -239,7 +241,7 @@ class Recovery:
         return run.stored.written(run.watch.seconds)
 
     def _begin(self, delivery: Delivery, stored: Stored) -> _Run:
-        """Begin a delivery, or go on with it."""
+        """Begin a delivery, or go on with it if it is planned again."""
         before = self._run
         if before is None or before.delivery.number != delivery.number:
             self._careful = max(0, self._careful - 1)
@@ -251,6 +253,7 @@ class Recovery:
 
     def _write_part(self, run: _Run, ranges: Ranges) -> None:
         """Write a part, or its halves, in order."""
+        # A stack, with the earlier half on top: halves are written in order.
         waiting = [ranges]
         while waiting:
             part = waiting.pop()
@@ -263,6 +266,7 @@ class Recovery:
         try:
             self._write_whole(run, ranges)
         except Halve as halve:
+            # Whatever fails before a stop, the error is that of the record at which the query ends (decision 0047).
             if size == 1 and run.ending is not None:
                 _end(run)
             if size == 1:
@@ -274,6 +278,7 @@ class Recovery:
         except _QueryStopped as stopped:
             run.ending = run.ending or without_frames(stopped).ending
             if before := _up_to(ranges, stopped.before):
+                # The error is that of the record at which the query ends, even with too many letters before it.
                 with dropped(TooManyLetters):
                     self._write_part(run, before)
             _end(run)
@@ -287,7 +292,8 @@ class Recovery:
             return
         create_rows(self._claim, plan)
         remaining = plan.remaining()
-        if remaining != ranges:  # so that places are those of the ranges
+        # A cut's place is counted in the ranges, so these must be what remains.
+        if remaining != ranges:
             self._write_part(run, remaining)
             return
         has_sequences, seconds = self.has_sequences, self._settings.seconds
@@ -311,7 +317,7 @@ class Recovery:
     def _pass_uncomputable(self, run: _Run, plan: DeliveryPlan, part: CarefulPart) -> dict[int, _Dead] | None:
         """Pass over the records that can't be computed, after their retries.
 
-        :return: ``None`` if one of them can be now: all are to be computed again.
+        :return: ``None`` if one of them can be computed now, so that all must be computed again.
         """
         decided: Mapping[Coordinates, _Dead] = {} if run.ending is None else run.ending.decided
         dead = {n: decided[record] for n in part.numbers if decided and (record := part.record(n)) in decided}
@@ -326,8 +332,8 @@ class Recovery:
         return dead
 
     def _write_without(self, run: _Run, plan: DeliveryPlan, part: CarefulPart, dead: dict[int, _Dead]) -> None:
-        """Write the part without the dead records, to which are added those that are rejected, or refused."""
-        dead |= {number: _Dead(one.cause, one.error, one.attempts) for number, one in part.rejected.items()}
+        """Write the part without the dead records; rejected and refused records are added to ``dead``."""
+        dead |= {number: _Dead(reject.cause, reject.error, reject.attempts) for number, reject in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         dead |= {n: _Dead("refused", described(error), 1) for n, error in misfits.items() if n not in dead}
         payloads: dict[int, Payload] = {}
@@ -339,7 +345,7 @@ class Recovery:
             left_out = {**dead, **self._waiting(part, dead, gone)}
             self._check_count(run, part, left_out)
             if self._settings.keep == "all" or self._propagate:
-                new = [n for n, one in sorted(left_out.items()) if n not in payloads and one.skipped is None]
+                new = [n for n, record in sorted(left_out.items()) if n not in payloads and record.skipped is None]
                 payloads |= part.payloads(new)
             try:
                 self._commit(run, plan, part, left_out, payloads, gone=gone)
@@ -349,7 +355,8 @@ class Recovery:
                 dead |= new
                 continue
             except RowsRefused as refused:
-                if is_searched:  # discovery has accepted these rows
+                # Discovery accepted these rows, and the real transaction decides (decision 0036).
+                if is_searched:
                     raise Halve(refused) from None
                 found = self._discover(run, plan, part, left_out, without_frames(refused))
             else:
@@ -388,7 +395,8 @@ class Recovery:
         if written is None:
             return
         run.stored.add(remaining, written.rows)
-        if waiting_behind := {one for one in gone.values() if one is not None}:
+        # Their letters stay open, so later records of these keys wait (decision 0036).
+        if waiting_behind := {sequence for sequence in gone.values() if sequence is not None}:
             self._open_sequences().update(waiting_behind)
         if dead:
             self._careful = CAREFUL
@@ -409,7 +417,7 @@ class Recovery:
             )
 
     def _letters_in(self, ranges: Ranges) -> Mapping[Coordinates, bytes | None]:
-        """The open letters of the ranges, which only a reset can put ahead."""
+        """The open letters of the ranges, with their sequences. Only a reset can put letters ahead of the job."""
         if not may_have_letters(self._claim.terms, ranges):
             return {}
         return self._claim.read(lambda session: session.letters_in(self._claim.group, ranges))
@@ -419,22 +427,23 @@ class Recovery:
     ) -> tuple[list[NewLetter], dict[Coordinates, str]]:
         letters: list[NewLetter] = []
         skipped: dict[Coordinates, str] = {}
-        for number, one in sorted(dead.items()):
+        for number, record in sorted(dead.items()):
             tp, offset = part.record(number)
-            if one.skipped is not None:
-                skipped[tp, offset] = one.skipped
+            if record.skipped is not None:
+                skipped[tp, offset] = record.skipped
                 continue
             sequence = cast("bytes | None", part.keys.get(number)) if self.has_sequences else None
             payload = payloads.get(number)
             trace = trace_id(propagated(payload.headers, self._propagate)) if payload else None
             kept = payload if self._settings.keep == "all" else None
-            letters.append(NewLetter(tp, offset, one.cause, one.error, one.attempts, sequence, kept, trace))
+            letters.append(NewLetter(tp, offset, record.cause, record.error, record.attempts, sequence, kept, trace))
         return letters, skipped
 
     def _open_sequences(self) -> set[bytes]:
-        """The keys with an open letter. Only this claim adds to them in its terms; a person may close one."""
+        """The keys with an open letter."""
         if not self.has_sequences:
             return set()
+        # Read once for each `write`: only this claim adds to them in its terms, but a person may close some.
         self._know_terms()
         if self._open is None:
             self._open = set(self._claim.read(lambda session: session.open_sequences(self._claim.group)))
@@ -463,11 +472,11 @@ class Recovery:
     def _discover(
         self, run: _Run, plan: DeliveryPlan, part: CarefulPart, dead: Mapping[int, _Dead], refused: RowsRefused
     ) -> Found:
-        """Find the bad records among those that are not known to be.
+        """Find the bad records among those that are not known to be bad.
 
         :raises Halve: there was not enough time.
         """
-        # Once: a record is tried again several times, and what a search has found is told with the letters.
+        # A warning only once: a record is tried again several times, and the letters tell what a search has found.
         level = logging.INFO if "search" in run.watch.seconds else logging.WARNING
         _log.log(level, "batch %d: looking for the refused records: %s", run.delivery.number, refused.what)
         numbers = [number for number in part.with_rows if number not in dead]
@@ -502,12 +511,12 @@ class Recovery:
         *,
         doubtful: Collection[int] = (),
     ) -> bool:
-        """Decide about records that have failed, and wait for those that are to be tried again.
+        """Decide about records that have failed; if any are to be tried again, store their attempts, and wait.
 
-        :param dead: gets the records that are not.
+        :param dead: gets the records that are not tried again.
         :param doubtful: the records that become no letters: see `Found`.
-        :return: whether any are to be tried again; their attempts are stored.
-        :raises _Stopped: the query ends at one of the records.
+        :return: whether any are to be tried again.
+        :raises _QueryStopped: the query ends at one of the records.
         """
         _end_before(run, part, found)
         failed, waits, ending = self._decide(plan, part, found, dead, doubtful)
@@ -515,12 +524,13 @@ class Recovery:
             return False
         self._store(plan, failed)
         if ending is not None:
-            raise _QueryStopped(replace(ending, decided={part.record(number): one for number, one in dead.items()}))
+            decided = {part.record(number): verdict for number, verdict in dead.items()}
+            raise _QueryStopped(replace(ending, decided=decided))
         failpoints.reach("failures_written")
-        run.suspects = dict.fromkeys(run.suspects)  # after the wait they may not fail
+        run.suspects = dict.fromkeys(run.suspects)  # without their errors: after the wait they may not fail
         run.delivery.sleep(max(waits))
         run.watch.lap("wait")
-        read_unless_paused(self._claim)  # a group that was paused meanwhile waits, and is planned again
+        read_unless_paused(self._claim)  # raises if the group was paused meanwhile: then it waits, and is planned again
         return True
 
     def _decide(
@@ -531,16 +541,17 @@ class Recovery:
         dead: dict[int, _Dead],
         doubtful: Collection[int],
     ) -> tuple[dict[Coordinates, Failed], list[float], _Ending | None]:
-        """Count an attempt at each record that has failed, and add those to ``dead`` that are not tried again.
+        """Count an attempt at each record that has failed; add the records that are not tried again to ``dead``.
 
-        :return: the attempts; the seconds to wait for each record that is tried again; and where the query ends, if so.
+        :return: the attempts; the seconds to wait for each record that is tried again; and where the query ends, if it
+            does.
         """
         before, highest = self._before(plan, {part.record(number) for number in dead})
         failed: dict[Coordinates, Failed] = {}
         waits: list[float] = []
         ending: _Ending | None = None
         for number, error in found.items():
-            if isinstance(error, RecordsRejected):  # nothing to try: a function has said so
+            if isinstance(error, RecordsRejected):  # nothing to try again: a function has rejected the record
                 dead |= _named(part, dead, error, only=number)
                 continue
             tp, offset = record = part.record(number)
@@ -549,6 +560,7 @@ class Recovery:
             attempt = 1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))
             errors = Counter(mine.errors) + Counter([name_of(error)])
             failed[record] = Failed(attempt, dict(errors))
+            # A record that fails alone is bad if the process has made rows: with a bug it has not (decision 0099).
             is_doubtful = number in doubtful and not (len(found) == 1 and self._claim.has_made_rows)
             decision = self._settings.decide(Failure(tp, offset, attempt, dict(errors), error))
             match decision:
@@ -567,8 +579,8 @@ class Recovery:
             known = failed.keys() | {part.record(number) for number in dead}
             remaining = plan.remaining()
             failed |= {
-                (tp, offset): Failed(0, one.errors)
-                for (tp, offset), one in before.items()
+                (tp, offset): Failed(0, earlier.errors)
+                for (tp, offset), earlier in before.items()
                 if (tp, offset) not in known and offset < remaining[tp].until
             }
         return failed, waits, ending
@@ -576,20 +588,20 @@ class Recovery:
     def _before(
         self, plan: DeliveryPlan, dead: Collection[Coordinates]
     ) -> tuple[dict[Coordinates, Failed], dict[TopicPartition, int]]:
-        """The attempts at the records from the plan's on, and the most at those of the plan, by partition.
+        """The attempts at records of the plan and beyond; and for each partition, the most at a record of the plan.
 
-        :param dead: those that are decided about, whose attempts are no others'.
+        :param dead: records with a verdict, whose attempts don't count for others.
         """
         remaining = plan.remaining()
         before = {
-            (tp, offset): one
-            for (tp, offset), one in self._known().items()
+            (tp, offset): failed
+            for (tp, offset), failed in self._known().items()
             if tp in remaining and offset >= remaining[tp].from_
         }
         highest: dict[TopicPartition, int] = {}
-        for (tp, offset), one in before.items():
+        for (tp, offset), failed in before.items():
             if offset < remaining[tp].until and (tp, offset) not in dead:
-                highest[tp] = max(one.attempts, highest.get(tp, 0))
+                highest[tp] = max(failed.attempts, highest.get(tp, 0))
         return before, highest
 
     def _known(self) -> dict[Coordinates, Failed]:
@@ -601,15 +613,15 @@ class Recovery:
         return self._failures
 
     def _store(self, plan: DeliveryPlan, failed: Mapping[Coordinates, Failed]) -> None:
-        """Write the attempts, in a transaction of their own: that of the rows was rolled back."""
+        """Write the attempts in a separate transaction: that of the rows was rolled back."""
         at = only_locks({tp: plan.decisions[tp].stored for tp, _ in failed})
         commit(self._claim, Unit(at, along=[Failures(failed)], terms=plan.terms))
         self._failures |= failed
 
     def _check_count(self, run: _Run, part: CarefulPart, dead: Mapping[int, _Dead]) -> None:
-        """Refuse to make letters of what is a bug or an outage.
+        """Refuse to make letters if it looks like a bug or an outage.
 
-        :raises TooManyLetters: there would be more than the limit, or nothing else.
+        :raises TooManyLetters: there would be more than the limit, or nothing but letters.
         """
         letters = run.letters + _count_letters(dead)
         if letters > self._settings.limit:
@@ -619,11 +631,12 @@ class Recovery:
                 expected=f"at most {self._settings.limit}",
                 next_step=f"{_after_too_many(part)} Or raise limit in DeadLetters(...).",
             )
+        # Over all batches: a slow topic would otherwise drain into the letters during an outage (decision 0036).
         in_a_row = self._refused_in_a_row + _blamed(dead)
         # Records without rows are neither accepted nor refused.
         has_accepted = run.ending is not None or _has_accepted(part, dead)
         if _blamed(dead) and in_a_row >= ALL_REFUSED and not has_accepted:
-            why = next((one for one in part.rejected.values() if one.cause == "raised"), None)
+            why = next((reject for reject in part.rejected.values() if reject.cause == "raised"), None)
             failed = None if why is None else handler_failed(why).failed
             raise _too_many(failed, f"all of the last {in_a_row} records were refused", part) from failed
 
@@ -636,21 +649,21 @@ def _too_many(refused: RowsRefused | None, found: str, part: CarefulPart | None 
 
 
 def _after_too_many(part: CarefulPart | None) -> str:
-    """The next step. A handler's function can't reject a record."""
+    """The next step to show: a handler's function can't reject a record as a transform can."""
     return TooManyLetters.default_next_step if part is None or not part.is_handled else _OF_HANDLER
 
 
 class _Relapses:
-    """How often a part could not be computed because of records that could be the time before."""
+    """Counts how often a part failed because of records that could be computed the time before."""
 
     def __init__(self) -> None:
         self._before: set[Coordinates] | None = None
         self._count = 0
 
     def see(self, part: CarefulPart) -> None:
-        """Take what fails this time.
+        """Count the records that fail this time.
 
-        :raises SinkError: too often: if each record begins anew after a success, this need not come to an end.
+        :raises SinkError: it was too often.
         """
         failing = {part.record(number) for number in part.failed}
         self._count += self._before is not None and not failing <= self._before
@@ -670,12 +683,13 @@ def _has_accepted(part: CarefulPart, dead: Collection[int]) -> bool:
 
 
 def _count_letters(dead: Mapping[int, _Dead]) -> int:
-    return sum(one.skipped is None for one in dead.values())
+    return sum(record.skipped is None for record in dead.values())
 
 
 def _blamed(dead: Mapping[int, _Dead]) -> int:
-    """How many the database refuses, or a function fails for: if all are, none of them is to blame."""
-    return sum(one.cause in {"refused", "raised"} for one in dead.values())
+    """How many records the database refused, or a function failed for. If all were, none of them is to blame."""
+    # Rejects don't count: the transform has said what they are (decision 0036).
+    return sum(record.cause in {"refused", "raised"} for record in dead.values())
 
 
 def _named(
@@ -683,12 +697,12 @@ def _named(
 ) -> dict[int, _Dead]:
     """The records that a function names as dead letters.
 
-    :param only: the one that it was given, if not all that are not dead.
-    :raises SinkError: it was not given one of them.
+    :param only: the only record that the function was given; by default it was given all that are not dead.
+    :raises SinkError: the function was not given one of them.
     """
     numbers = [number for number in part.numbers if number not in dead] if only is None else [only]
-    given = {part.record(number): number for number in numbers}
-    for tp, offset in named.reasons.keys() - given.keys():
+    by_record = {part.record(number): number for number in numbers}
+    for tp, offset in named.reasons.keys() - by_record.keys():
         raise SinkError(
             "work.dead_letter names a record that the function was not given; nothing was written",
             topic_partition=tp,
@@ -696,7 +710,7 @@ def _named(
             expected="the record of a row",
         )
     return {
-        given[record]: _Dead("rejected", rejected(reason, named.codes.get(record)))
+        by_record[record]: _Dead("rejected", rejected(reason, named.codes.get(record)))
         for record, reason in named.reasons.items()
     }
 
@@ -704,28 +718,26 @@ def _named(
 def _up_to(ranges: Ranges, record: Coordinates) -> Ranges:
     """What comes before the record, in the order in which records are written."""
     tp, offset = record
-    before = {one: range_ for one, range_ in ranges.items() if one < tp}
+    before = {earlier: range_ for earlier, range_ in ranges.items() if earlier < tp}
     return before | ({tp: OffsetRange(ranges[tp].from_, offset)} if offset > ranges[tp].from_ else {})
 
 
 def _hide_texts(error: Exception) -> None:
-    """Leave of what a function has raised its class and its place: its text may quote a record, and logs print it."""
-    for one in [*chain(error)]:
-        if isinstance(one, FunctionFailed):
-            one.traceback = _places(one.text if one.traceback is None else one.traceback)
-            one.text = ""
-            one.__cause__, one.__suppress_context__ = None, True
-            if one.traceback is not None:
-                one.add_note(one.traceback)
+    """Keep only the class and the place of what a function raised: its text may quote a record, and logs print it."""
+    for failed in [*chain(error)]:
+        if isinstance(failed, FunctionFailed):
+            failed.traceback = _places(failed.text if failed.traceback is None else failed.traceback)
+            failed.text = ""
+            failed.__cause__, failed.__suppress_context__ = None, True
+            if failed.traceback is not None:
+                failed.add_note(failed.traceback)
 
 
-def _places(told: str) -> str | None:
-    """The files, lines and functions of a traceback; of chained errors those of the first.
-
-    They stand before any text of the error. The line of source that a SyntaxError quotes is a record's where a function
-    parses one, but that comes after a place without a function.
-    """
-    header, *lines = told.lstrip("\n").splitlines() or [""]
+def _places(trace: str) -> str | None:
+    """The files, lines and functions of a traceback; for chained errors, those of the first one."""
+    header, *lines = trace.lstrip("\n").splitlines() or [""]
+    # They stand before any text of the error. A SyntaxError quotes a line of source, which is a record's if a function
+    # parses one, but only after a place without a function.
     places: list[str] = []
     for line in lines:
         is_place = _PLACE.fullmatch(line) is not None
@@ -736,10 +748,8 @@ def _places(told: str) -> str | None:
 
 
 def _end_before(run: _Run, part: CarefulPart, new: Collection[int]) -> None:
-    """Where the query ends later in the batch: end already before the first record that is refused only now.
-
-    It may need what comes after the other one, as a child needs its parent.
-    """
+    """If the query ends later in the batch, end it already before the first record that is refused only now."""
+    # It may need a record after the ending, as a child needs its parent: so it gets no verdict (decision 0047).
     if run.ending is not None and new:
         raise _QueryStopped(run.ending, part.record(min(new)))
 
@@ -757,7 +767,7 @@ def _end(run: _Run) -> Never:
 
 
 def _of_record(why: Exception, ranges: Ranges, run: _Run) -> Exception:
-    """The error of the one record that is left."""
+    """The error of the only record that is left."""
     if not isinstance(why, RowsRefused):
         return why
     return why.among(

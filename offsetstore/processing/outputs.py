@@ -1,4 +1,4 @@
-"""What a transform's outputs are written with, and what is asked of its rows before that, whatever computes them."""
+"""The writers of a transform's outputs, and the checks of its rows, whatever computes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offsetstore.writers.into_table import IntoTable
 from offsetstore.writers.table.conversions import RowMaker
 
 REJECT_FIELDS: Final = ("code", "reason")
-"""Those of a struct in the column ``_reject``; a string is the reason alone."""
+"""The fields of a struct in the column ``_reject``; a string is the reason alone."""
 
 _WORDS: Final[Mapping[str, RowMaker]] = {"DataFrame": "spark", "RecordBatch": "pyarrow"}
 
@@ -28,12 +28,10 @@ _T = TypeVar("_T")
 
 
 class CheckedOutputs:
-    """The writers of a transform's outputs.
-
-    ``writers`` with a table are copies: another claim's database may have the table in another schema.
+    """The writers of a transform's outputs. Each writer with a table is a copy.
 
     :param takes: what a transform takes, for the error of one that is not a function.
-    :param propagate: the names of the headers that follow a record; ``names`` has them if a writer takes headers.
+    :param propagate: the names of the headers that follow a record. ``names`` has them if a writer takes headers.
     :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function.
     """
 
@@ -45,8 +43,8 @@ class CheckedOutputs:
         takes: Literal["DataFrame", "RecordBatch"],
         propagate: Collection[str],
     ) -> None:
-        given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
-        if not given or not all(callable(getattr(one, "write", None)) for one in given.values()):
+        writers: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
+        if not writers or not all(callable(getattr(writer, "write", None)) for writer in writers.values()):
             raise ConfigurationError(
                 "into must be a writer, or a mapping of names to writers",
                 found=repr(into),
@@ -58,53 +56,56 @@ class CheckedOutputs:
                 found=repr(transform),
                 expected=f"a function of a {takes}, or Handler(...), which calls one for each record",
             )
+        # A copy, since it keeps the table that it resolves: another claim's database may have it in another schema.
         self.writers: Mapping[str, Writer] = {
-            name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in given.items()
+            name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in writers.items()
         }
         words = "schema" if isinstance(transform, Handler) else _WORDS[takes]
         for writer in self.writers.values():
             if isinstance(writer, IntoTable):
                 writer.words = words
-        takes_headers = any(declares(one, "takes_headers") for one in self.writers.values())
+        takes_headers = any(declares(writer, "takes_headers") for writer in self.writers.values())
         self.names = propagate if takes_headers else ()
         self._ordered_by = transform if isinstance(transform, Handler) else None
         self._checked: dict[str, tuple[pa.Schema, bool]] = {}
 
     def by_name(self, result: object, kind: type[_T]) -> dict[str, _T]:
-        """What the transform has returned for each output.
+        """What the transform returned for each output.
 
         :raises SinkError: the names are not the writers', or a value is of another kind.
         """
         made: Mapping[Any, Any] = cast("Any", result) if isinstance(result, Mapping) else {UNNAMED: result}
-        if made.keys() != self.writers.keys() or not all(isinstance(one, kind) for one in made.values()):
+        if made.keys() != self.writers.keys() or not all(isinstance(rows, kind) for rows in made.values()):
             raise SinkError(
                 "transform did not return what the writers expect",
-                found=", ".join(f"{_labelled(name)}{type(one).__name__}" for name, one in made.items()),
+                found=", ".join(f"{_labelled(name)}{type(rows).__name__}" for name, rows in made.items()),
                 expected=", ".join(f"{_labelled(name) or 'one '}{kind.__name__}" for name in self.writers),
                 next_step=f"Return a {kind.__name__}, or a mapping with the same names as into=.",
             )
         return dict(made)
 
     def check_tables(self, claim: Claim, schemas: Mapping[str, pa.Schema]) -> None:
-        """Compare the columns with the tables', once for each schema.
+        """Compare the columns with those of the tables, once for each schema.
 
-        The writer sees later changes of a table, under the table's lock.
-
-        :param schemas: without those of outputs that have neither rows nor columns: a transform may return such a one
-            where there is nothing to write.
+        :param schemas: of the outputs that have rows or columns: a transform may return an output with neither where
+            there is nothing to write.
         :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget: the rows don't fit the tables.
         :raises ConfigurationError: a handler has no order, and a writer needs one.
         """
-        new = {name: one for name, one in schemas.items() if self._checked.get(name, (None,))[0] != one}
+        # Once is enough: the writer sees later changes of a table, under the table's lock.
+        new = {name: schema for name, schema in schemas.items() if self._checked.get(name, (None,))[0] != schema}
         if new:
             self._checked |= claim.read(
-                lambda session: {name: (one, self._check(name, one, session.connection)) for name, one in new.items()}
+                lambda session: {
+                    name: (schema, self._check(name, schema, session.connection)) for name, schema in new.items()
+                }
             )
 
     def _check(self, name: str, schema: pa.Schema, connection: Any) -> bool:
         writer = self.writers[name]
         if isinstance(writer, TableWriter):
-            writer.resolve_table(connection)  # now, before the writer is sent to executors
+            # Here, on the driver: the writer is sent to executors later.
+            writer.resolve_table(connection)
         call(writer.check, connection, schema)
         uses = call(writer.uses_kafka_column, schema)
         if self._ordered_by is not None:
@@ -112,13 +113,15 @@ class CheckedOutputs:
         return uses
 
     def uses_kafka(self, name: str) -> bool:
-        """Whether the writer of that output uses ``_kafka``, after `check_tables`; not if nothing had columns."""
+        """Whether the output's writer uses ``_kafka``; known after `check_tables`, and false without any columns."""
         return name in self._checked and self._checked[name][1]
 
     @property
     def replaces_in_order(self) -> bool:
-        """Whether rows replace stored ones that are taken to be earlier, after `check_tables`."""
-        return any(declares(one, "replaces_in_order") and self.uses_kafka(name) for name, one in self.writers.items())
+        """Whether rows replace stored ones, which are assumed to be older; known after `check_tables`."""
+        return any(
+            declares(writer, "replaces_in_order") and self.uses_kafka(name) for name, writer in self.writers.items()
+        )
 
 
 def _labelled(name: object) -> str:
@@ -128,8 +131,8 @@ def _labelled(name: object) -> str:
 def check_reject_column(kind: _T, fields: Mapping[str, _T], is_text: Callable[[_T], bool], found: str) -> None:
     """Check the type of the column ``_reject``.
 
-    :param fields: of a struct.
-    :raises ColumnMismatch: it is neither of strings nor of structs of a code and a reason.
+    :param fields: the fields of ``kind``, if it is a struct.
+    :raises ColumnMismatch: the column holds neither strings nor structs of a code and a reason.
     """
     texts = [*fields.values()] if sorted(fields) == [*REJECT_FIELDS] else [kind]
     if not all(map(is_text, texts)):
@@ -142,7 +145,6 @@ def check_reject_column(kind: _T, fields: Mapping[str, _T], is_text: Callable[[_
 
 
 def handler_failed(why: Rejected) -> HandlerFailed:
-    """The error for a record that a handler has failed for."""
     error = why.error
     return HandlerFailed.of(
         error_class=error.error_class,
@@ -154,7 +156,7 @@ def handler_failed(why: Rejected) -> HandlerFailed:
 
 
 def reject_of(given: str | Mapping[str, Any]) -> Rejected:
-    """What a letter keeps of a value of ``_reject``, or of a handler's failure in its place."""
+    """What a letter keeps of a value of ``_reject``, or of a handler's failure (see `as_failed`)."""
     if isinstance(given, str):
         return Rejected(rejected(given))
     if "error_class" in given:

@@ -19,10 +19,12 @@ from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import deciding, end_pause, read
 
 INTERVAL: Final = 1.0
-"""Seconds between two looks at a group that is paused."""
+"""Seconds between two looks at a paused group."""
 
-_GRACE: Final = timedelta(minutes=1)  # the two clocks may differ
-_WARN: Final = 60.0  # seconds
+# The clocks of the database and of this process may differ.
+_GRACE: Final = timedelta(minutes=1)
+_WARN: Final = 60.0
+"""Seconds between two warnings that the database does not answer."""
 
 _T = TypeVar("_T")
 
@@ -38,14 +40,16 @@ class GroupPaused(Exception):
 
 
 def read_unless_paused(claim: Claim) -> dict[TopicPartition, StoredOffset]:
-    """Read the group's rows, and in the same round trip whether it is paused.
+    """Read the group's rows, and whether it is paused.
 
-    :raises GroupPaused: it is.
+    :raises GroupPaused: it is paused.
     :raises StaleClaim: the group was renamed.
     """
+    # One round trip, since each batch asks: so a pause costs nothing (decision 0035).
     owner, rows = claim.read(lambda session: session.read_group(claim.group))
-    if not rows and (owner is None or owner.token != claim.group_token):  # renamed; else the rows' tokens show it
-        commit(claim, Unit())  # the transaction has the last word
+    # Only a rename leaves no rows; after any other takeover, the rows' tokens show that the claim is stale.
+    if not rows and (owner is None or owner.token != claim.group_token):
+        commit(claim, Unit())  # raises StaleClaim, or else the read was outdated
     pause = _pause_of(claim, owner)
     if pause is not None:
         raise GroupPaused(pause)
@@ -53,18 +57,18 @@ def read_unless_paused(claim: Claim) -> dict[TopicPartition, StoredOffset]:
 
 
 def is_paused(claim: Claim) -> bool:
-    """Whether the group is paused, and still the claim's; asked once, without retries."""
+    """Whether the group is paused and still belongs to the claim; asked once, without retries."""
     return _pause_of(claim, _owner(claim)) is not None
 
 
 def when_not_paused(claim: Claim, work: Callable[[], _T], sleep: Callable[[float], None]) -> _T:
-    """Call ``work``; if the group is paused, wait until it no longer is, and call it again.
+    """Call ``work``; if the group is paused, wait until it is resumed, and call ``work`` again.
 
-    The wait also ends if the claim is stale: ``work`` then raises `StaleClaim`. It does not end if the database can't
-    be reached, or lacks our tables: that may be what the group was paused for. A minute after `Pause.until` it does.
+    The wait also ends if the claim is stale: ``work`` then raises `StaleClaim`. While the database can't be reached, or
+    lacks our tables, the wait goes on; if `Pause.until` is set, until a minute after that.
 
     :param work: raises `GroupPaused` before it computes anything.
-    :param sleep: waits so many seconds; raises an error if there is no reason to go on.
+    :param sleep: sleeps this many seconds; raises if the job is being stopped.
     """
     while True:
         try:
@@ -81,7 +85,8 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
         sleep(INTERVAL)
         try:
             owner = _owner(claim)
-        except Exception as error:  # noqa: BLE001 - what the group was paused for: a restart, a move, a restore
+        # The group may be paused because the database is restarted, moved or restored: an outage ends no wait.
+        except Exception as error:  # noqa: BLE001
             without_frames(error)
             if pause.until is not None and datetime.now(UTC) > pause.until + _GRACE:
                 claim.observers.on(PauseChanged(group=claim.group, pause=None))
@@ -105,20 +110,21 @@ def _name(error: Exception) -> str:
 
 
 def _pause_of(claim: Claim, owner: GroupRow | None) -> Pause | None:
-    """The group's pause, ``None`` for a stale claim."""
+    """The group's pause; ``None`` if the claim is stale."""
     if owner is None or owner.token != claim.group_token:
         return None
+    # Reads write nothing, so the history gets its line from the first one that looks and may write (decision 0061).
     if owner.ended is not None:
         _record_end(claim)
     return owner.pause
 
 
 def _record_end(claim: Claim) -> None:
-    """Write to the history that the pause has ended by itself; the next look tries again if that fails."""
+    """Record in the history that the pause ended by itself; if that fails, the next look tries again."""
     group, again = claim.group, "The next batch tries again."
     try:
         with deciding(claim.database, group, name="pause", lock_timeout=INTERVAL, again=again) as session:
             session.lock_group(group)
             end_pause(session, group, session.group(group), claim.owner)
-    except Exception as error:  # noqa: BLE001 - the batch matters more
+    except Exception as error:  # noqa: BLE001 - a missing line in the history must not stop the batch
         _log.warning("could not record that the pause of group %r has ended: %s", group, _name(without_frames(error)))

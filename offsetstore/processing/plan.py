@@ -1,4 +1,4 @@
-"""What remains to be written of a batch, planned before anything is locked or computed, and which metadata go along."""
+"""The plan of a batch: what remains to be written, decided before anything is locked or computed; and its metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class DeliveryPlan:
 
     A partition without a row is planned from the beginning of its range.
 
-    :param terms: the claim's, and those in which the records were read: only with these they are written.
+    :param terms: the claim's terms, replaced by those in which the records were read. The transaction writes only if
+        they are still the partitions' terms.
     """
 
     stored: dict[TopicPartition, StoredOffset]
@@ -43,7 +44,7 @@ class DeliveryPlan:
         """Read the stored offsets, and plan.
 
         :param terms: see `Delivery`.
-        :param delivered: how far the job has come, where that differs from what is stored.
+        :param delivered: the next offset of each partition where the job is ahead of what is stored.
         :raises GroupPaused: the group is paused.
         """
         known = {**claim.terms, **(terms or {})}
@@ -53,37 +54,33 @@ class DeliveryPlan:
         return cls(stored, decisions, known)
 
     def remaining(self) -> dict[TopicPartition, OffsetRange]:
-        """The range still to be written of each partition that has any."""
+        """The range of each partition that remains to be written."""
         return {
             tp: decision.remaining for tp, decision in self.decisions.items() if decision.outcome is not Outcome.SKIP
         }
 
     def at(self, part: Mapping[TopicPartition, OffsetRange]) -> DeliveryPlan:
-        """Plan only ``part`` of the records, and all of it: each range begins where its partition is stored by then."""
+        """Plan all of ``part``, and nothing else: each range begins where its partition will be stored by then."""
         return replace(self, decisions={tp: decide(range_.from_, range_) for tp, range_ in part.items()})
 
     def is_worth_computing(self, claim: Claim) -> bool:
-        """Whether to compute at all: not for a stale claim, after a gap, or if nothing remains.
-
-        The transaction has the last word on each of these.
-        """
+        """Whether to compute at all: not for a stale claim, after a gap, or if nothing remains."""
+        # Read without a lock, so this only saves the work: the transaction decides, and raises.
         ours = all(tp not in self.stored or self.stored[tp].token == claim.token for tp in self.decisions)
         outcomes = {decision.outcome for decision in self.decisions.values()}
         return ours and Outcome.GAP not in outcomes and outcomes != {Outcome.SKIP}
 
 
 def create_rows(claim: Claim, plan: DeliveryPlan) -> None:
-    """Create the missing rows of partitions, each at the beginning of its range.
-
-    Then no task needs a share lock on the group's row, and a partition whose first record is refused can be reset.
-    """
+    """Create the missing rows of partitions, each at the beginning of its range."""
+    # With all rows there, no task shares the group's row, and a partition whose first record is refused can be reset.
     unknown = {tp: decision.range.from_ for tp, decision in plan.decisions.items() if tp not in plan.stored}
     if unknown:
         commit(claim, Unit(only_locks(unknown), terms=plan.terms))
 
 
 def commit_plan(claim: Claim, plan: DeliveryPlan, unit: Unit, watch: Stopwatch) -> Written | None:
-    """Do a unit's work for a batch, after a last look at the topics.
+    """Commit a batch's unit, after checking that its topics were not recreated.
 
     :raises TopicRecreated: see `check_topics`.
     :raises PlanOutdated, RowsRefused: see `commit`.
@@ -101,13 +98,13 @@ def check_topics(
     """Compare the topics' ids with the stored ones, once per batch.
 
     A topic recreated while the job runs has other records at the same offsets. Call this after computing, when
-    everything has been read, and before BEGIN, so no lock waits for Kafka.
+    everything was read, and before BEGIN, so that no lock waits for Kafka.
 
     :raises TopicRecreated: a topic has another id; nothing was written.
     """
     if claim.broker is None:
         return
-    # The row of a partition created while the job runs has no id; the other rows of its topic have one.
+    # A partition that was created while the job runs has no id in its row, so another row of its topic gives it.
     topics = {tp.topic for tp in partitions}
     known = {tp.topic: row.topic_id for tp, row in stored.items() if tp.topic in topics and row.topic_id}
     if not known:
@@ -123,7 +120,7 @@ def check_topics(
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """A batch whose rows are computed, and not written yet.
+    """A batch whose rows are computed but not written yet.
 
     :param number: of the batch: Spark's, or the consumer's count of its flushes.
     :param ranges: the ranges to be written; their ends are the offsets that will be stored.
@@ -140,9 +137,9 @@ MetadataFunction: TypeAlias = Callable[[BatchInfo], object]
 
 
 class BatchMetadata:
-    """Calls the function, and serializes what it returns.
+    """Calls the metadata function, and serializes what it returns.
 
-    :param function: ``None`` for none: the metadata are kept.
+    :param function: ``None`` keeps the stored metadata.
     """
 
     def __init__(self, claim: Claim, function: MetadataFunction | None) -> None:
@@ -150,10 +147,10 @@ class BatchMetadata:
         self._function = function
 
     def texts(self, number: int, ranges: Ranges, rows: Mapping[str, CountedRows] | None) -> dict[TopicPartition, Text]:
-        """The texts to write; partitions that are missing keep theirs.
+        """The texts to write; other partitions keep theirs.
 
         :param number, ranges, rows: see `BatchInfo`.
-        :raises MetadataError: a partition that the claim does not know, or the serializer fails.
+        :raises MetadataError: the claim does not know a partition, or the serializer fails.
         :raises Exception: the function's own.
         """
         if self._function is None or not ranges:
@@ -167,7 +164,8 @@ class BatchMetadata:
             return dump(formats, ranges, returned)
         by_partition = cast("Mapping[TopicPartition, object]", returned)
         unknown = sorted(by_partition.keys() - ranges.keys() - self._claim.partitions)
-        if self._claim.is_member:  # others have them, or it has given them back: the function may remember them
+        # A member may have given a partition back, and the function may still remember it.
+        if self._claim.is_member:
             unknown = [tp for tp in unknown if tp.topic not in self._claim.topics]
         if unknown:
             raise MetadataError(

@@ -1,7 +1,7 @@
-"""How a delivery is written: whole, with the marks of a function, or kept in memory for a later flush.
+"""How a delivery is written: whole, up to a function's marks, or kept in memory for a later flush.
 
-A policy reads the stored offsets and plans; computes, with no transaction open; and has `commit` do a `Unit` of work.
-If a stored offset has changed meanwhile, nothing was written, and the delivery is planned again.
+A policy reads the stored offsets and plans, computes with no transaction open, and has `commit` do a `Unit` of work. If
+a stored offset has changed meanwhile, nothing is written, and the delivery is planned again.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class Policy(Protocol):
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:
         """Plan and write a delivery; return ``None`` if all of it was in the results already.
 
-        :param stored: what is committed of it, where that takes several transactions, is added here.
-        :raises PlanOutdated: it must be planned again.
-        :raises GroupPaused: it must be planned again when the group is resumed.
+        :param stored: gets what is committed, where that takes several transactions.
+        :raises PlanOutdated: the delivery must be planned again.
+        :raises GroupPaused: the delivery must be planned again when the group is resumed.
         """
         ...
 
 
 class Whole:
-    """Writes each delivery in one transaction; one that is refused in halves, up to the record that can't be written.
+    """Writes each delivery in one transaction; a refused one in halves, up to the record that can't be written.
 
-    :param recovery: makes such records dead letters.
-    :param at_once: what was refused is written in transactions of partitions with so many offsets together; with 0 each
-        partition has its own.
+    :param recovery: makes dead letters of such records instead.
+    :param at_once: write a refused delivery in transactions of partitions with up to this many offsets together; with 0
+        each partition has its own.
     """
 
     def __init__(
@@ -74,7 +74,6 @@ class Whole:
         self._at_once = at_once
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:
-        """See `Policy`."""
         if self._recovery is not None and self._recovery.is_careful(delivery.ranges):
             return self.write_carefully(delivery, stored)
         watch, plan = Stopwatch(), DeliveryPlan.of(self._claim, delivery.ranges, delivery.terms)
@@ -96,15 +95,12 @@ class Whole:
         return stored.written(watch.seconds)
 
     def write_carefully(self, delivery: Delivery, stored: Stored) -> Written | None:
-        """Write what remains; records that can't be written become dead letters. Only with a `Recovery`.
-
-        If the rows can't be computed, and the records can be read, the source's own error is raised: recovery has found
-        each bad record then, and it alone knows which good ones have to wait.
-        """
+        """Write what remains; records that can't be written become dead letters. Only with a `Recovery`."""
         assert self._recovery is not None
 
         def name(failed: FunctionFailed) -> RowsRefused:
             remaining = DeliveryPlan.of(self._claim, delivery.ranges, delivery.terms).remaining()
+            # No halves: they would store records that have to wait behind a letter of their key (decision 0048).
             return unreadable(failed, delivery, remaining, self._claim) or raise_own(failed)
 
         with naming_record(delivery, name):
@@ -113,11 +109,12 @@ class Whole:
     def write_in_halves(
         self, error: Exception, delivery: Delivery, plan: DeliveryPlan, stored: Stored, watch: Stopwatch
     ) -> None:
-        """Write what remains of a plan, up to the first record that is refused alone; see there.
+        """Write what remains of a plan, up to the first record that is refused alone; see `blame.write_in_halves`.
 
-        :param error: one that a record may have caused: what remains could not be written, or computed, as a whole.
+        :param error: why what remains could not be written or computed as a whole; a record may have caused it.
         :raises GroupPaused, PlanOutdated: between two parts.
         """
+        # Without a row, a partition whose first record is refused could not be reset past it.
         create_rows(self._claim, plan)
         remaining, refused = plan.remaining(), refusal_of(error, delivery)
         assert refused is not None
@@ -128,9 +125,8 @@ class Whole:
         without_frames(error)
 
         def write(part: Ranges) -> int:
-            now = DeliveryPlan.of(
-                self._claim, part, delivery.terms
-            )  # each is a transaction, so the group may be paused
+            # Read again for each part, a transaction of its own: the group may be paused or claimed (decision 0067).
+            now = DeliveryPlan.of(self._claim, part, delivery.terms)
             if now.is_worth_computing(self._claim) and now.remaining() != part:
                 raise PlanOutdated
             written = self._compute_and_commit(delivery, now, watch)
@@ -158,7 +154,7 @@ class Whole:
 
 @contextmanager
 def naming_record(delivery: Delivery, name: Callable[[FunctionFailed], RowsRefused]) -> Generator[None]:
-    """Turn an error of the source that a record can cause into ours, which names it."""
+    """Turn an error of the source that a record may have caused into ours, which names the record."""
     try:
         yield
     except Exception as error:
@@ -168,7 +164,7 @@ def naming_record(delivery: Delivery, name: Callable[[FunctionFailed], RowsRefus
 
 
 def may_be_of_records(delivery: Delivery, error: Exception) -> bool:
-    """Whether it takes a look at the single records to tell."""
+    """Whether only a look at single records can tell if one of them caused the error."""
     if isinstance(error, RowsRefused):
         return True
     if (failed := delivery.failed(error)) is None:
@@ -178,20 +174,19 @@ def may_be_of_records(delivery: Delivery, error: Exception) -> bool:
 
 
 class _InMemory:
-    """What a job has in memory besides what is stored, in the sink or in the user's function.
+    """What a job has in memory beyond what is stored, in the sink or in the user's function.
 
-    After an error with which it may not agree, nothing more is written.
+    After an error that may have made the two disagree, nothing more is written.
     """
 
     def __init__(self) -> None:
         self._broken_by: str | None = None
 
     def broke(self, error: BaseException) -> None:
-        """Record the error."""
         self._broken_by = type(error).__name__
 
     def require_whole(self) -> None:
-        """Refuse to go on.
+        """Refuse to go on after such an error.
 
         :raises SinkError: there was one.
         """
@@ -204,9 +199,9 @@ class _InMemory:
 
 
 class Marked:
-    """Lets a function write each delivery and mark what is done, once: it can't know of a rollback.
+    """Lets a function write each delivery, once, and mark what is done: the function can't know of a rollback.
 
-    A refused record is not searched for: the function would be given records again and again.
+    A refused record is not searched for, since the search would give the function records again and again.
     """
 
     def __init__(self, claim: Claim) -> None:
@@ -214,7 +209,6 @@ class Marked:
         self._memory = _InMemory()
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:  # noqa: ARG002 - the Policy's
-        """See `Policy`."""
         self._memory.require_whole()
         claim, watch = self._claim, Stopwatch()
         with naming_record(delivery, lambda failed: name_uncomputable(failed, delivery, claim)):
@@ -229,6 +223,7 @@ class Marked:
         try:
             return commit_plan(claim, plan, unit, watch)
         except BaseException as error:
+            # The function may have kept or dropped rows, and they were rolled back (decision 0034).
             if unit.is_spent:
                 self._memory.broke(error)
             raise
@@ -236,7 +231,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One batch: its number, what remained of its ranges, and the rows of each output; ``bytes`` is their size."""
+    """A kept batch: its number, the rest of its ranges, and the rows of each output; ``bytes`` is their size."""
 
     number: int
     ranges: Mapping[TopicPartition, OffsetRange]
@@ -247,7 +242,7 @@ class _Kept:
 
 
 class _Buffer:
-    """The batches that are kept, in order. `Runner` holds its lock for whatever uses it."""
+    """The kept batches, in order. Whoever uses it holds the lock of `Runner`."""
 
     def __init__(self, limits: Flush) -> None:
         self._limits = limits
@@ -256,7 +251,7 @@ class _Buffer:
         self._rows = self._bytes = 0
 
     def append(self, kept: _Kept) -> None:
-        """Keep another batch; each of its ranges begins where that partition's last one ends."""
+        """Keep another batch. Each of its ranges begins where the last one of its partition ends."""
         self.batches = (*self.batches, kept)
         for tp, range_ in kept.ranges.items():
             self.ranges[tp] = OffsetRange(self.ranges[tp].from_ if tp in self.ranges else range_.from_, range_.until)
@@ -264,15 +259,14 @@ class _Buffer:
         self._bytes += kept.bytes
 
     def remove(self, gone: Collection[_Kept]) -> None:
-        """Forget these batches: the first ones, which are written, or the last, which is delivered again."""
-        left = [kept for kept in self.batches if not any(kept is one for one in gone)]
+        """Forget these batches: the first ones, which are written, or the last one, which is delivered again."""
+        left = [kept for kept in self.batches if not any(kept is batch for batch in gone)]
         self.batches, self.ranges, self._rows, self._bytes = (), {}, 0, 0
         for kept in left:
             self.append(kept)
 
     @property
     def is_due(self) -> bool:
-        """Whether it has reached one of its limits."""
         if not self.batches:
             return False
         is_full = self._rows >= self._limits.rows or self._bytes >= self._limits.bytes
@@ -282,9 +276,9 @@ class _Buffer:
 class Buffered:
     """Keeps the rows of deliveries, and writes them together when a limit is reached. The runner's lock guards it.
 
-    A delivery that is kept opens no transaction, and its source takes it for done. A flush locks from the stored offset
-    to the end of what was delivered, writes, and advances. What a crash takes away with the buffer is read again by the
-    next start, which begins at the stored offset.
+    To keep a delivery opens no transaction, and its source considers it done. A flush locks from the stored offset to
+    the end of what was delivered, writes, and advances. What is lost in a crash is read again by the next start, which
+    begins at the stored offset.
     """
 
     def __init__(self, claim: Claim, metadata: BatchMetadata, limits: Flush) -> None:
@@ -297,16 +291,14 @@ class Buffered:
 
     @property
     def has_any(self) -> bool:
-        """Whether any delivery is kept."""
         return bool(self._buffer.batches)
 
     @property
     def is_due(self) -> bool:
-        """Whether the buffer has to be flushed now: a limit is reached, or an earlier flush has failed."""
         return self._buffer.is_due or (self._has_failed and self.has_any)
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:
-        """Compute and keep a delivery, and flush if that is due."""
+        """Compute and keep a delivery; flush if that is due."""
         self._memory.require_whole()
         watch, claim = Stopwatch(), self._claim
         kept_until = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
@@ -318,19 +310,22 @@ class Buffered:
         remaining = plan.remaining()
         if stored.ranges:  # it was refused, and is written in parts
             return self._write_alone(delivery, stored, remaining)
-        create_rows(claim, plan)  # without a row, and a broker, nothing would show that these records are missing
+        # Without a row and a broker, nothing would show after a crash where these records begin (decision 0034).
+        create_rows(claim, plan)
         try:
             rows = delivery.rows(remaining)
         except Exception as error:
             if not isinstance(error, RowsRefused) and delivery.failed(error) is None:
                 raise
             without_frames(error)
-            self.flush()  # a record is passed over from the stored offset on, which must be at that record
+            # The command that passes over a record begins at the stored offset, which must be at that record.
+            self.flush()
             return self._write_alone(delivery, stored, remaining)
         check_topics(claim, plan.stored, plan.decisions)
         watch.lap("compute")
         count, size = sum(output.rows for output in rows.values()), sum(output.bytes for output in rows.values())
-        claim.require_open()  # the transform, or another thread, may have closed it
+        # The transform, or another thread, may have closed the claim: nothing would flush this delivery any more.
+        claim.require_open()
         kept = _Kept(delivery.number, remaining, rows, count, size)
         self._buffer.append(kept)
         if self.is_due and not self._flush_with(kept):
@@ -339,7 +334,7 @@ class Buffered:
         return Written({name: output.rows for name, output in rows.items()}, watch.seconds, is_kept=True)
 
     def _write_alone(self, delivery: Delivery, stored: Stored, remaining: Ranges) -> Written | None:
-        """Write a delivery that has failed by itself, which finds the record, now that all before it is written."""
+        """Write a failed delivery by itself, which finds its bad record; all before it is stored by now."""
         written = self._alone.write(delivery, stored)
         self._claim.note_positions({tp: Position(range_.until, range_.until) for tp, range_ in remaining.items()})
         return written
@@ -350,7 +345,7 @@ class Buffered:
 
     def _check(self, plan: DeliveryPlan) -> None:
         """Raise the error of a plan that is not worth computing; return if all of it was delivered already."""
-        commit(self._claim, Unit())  # a stale claim
+        commit(self._claim, Unit())  # raises StaleClaim
         for tp, decision in plan.decisions.items():
             if decision.outcome is Outcome.GAP:
                 raise OffsetGap(
@@ -363,7 +358,7 @@ class Buffered:
     def _flush_with(self, last: _Kept) -> bool:
         """Flush; if that fails, forget the ``last`` delivery, which its source then hands over again.
 
-        :return: ``False`` if only the last one is refused, and the others are written: it can be searched.
+        :return: ``False`` if only the last delivery was refused, and the others are written: it can be searched.
         """
         try:
             self.flush()
@@ -377,9 +372,9 @@ class Buffered:
         return True
 
     def flush(self) -> None:
-        """Write all that is kept; nothing happens if that is nothing.
+        """Write all that is kept, if anything is.
 
-        If rows are refused, the deliveries are written one by one, up to the one that has them.
+        If rows are refused, the deliveries are written one by one, up to the one with the refused rows.
 
         :raises OffsetStoreError: what is still kept could not be written.
         """
@@ -397,22 +392,22 @@ class Buffered:
         except RowsRefused as refused:
             if len(kept) == 1:
                 raise _among(refused, kept[0]) from None
-            for each in kept:
+            for batch in kept:
                 try:
-                    self._commit([each])
-                except RowsRefused as one:
-                    raise _among(one, each) from None
+                    self._commit([batch])
+                except RowsRefused as refusal:
+                    raise _among(refusal, batch) from None
 
     def forget(self) -> None:
-        """Drop what is kept: another claim reads it again."""
+        """Drop all that is kept: the next claim reads it again."""
         self._buffer.remove(self._buffer.batches)
 
     def _commit(self, kept: Sequence[_Kept]) -> None:
-        """Write the first of the kept deliveries in one transaction."""
+        """Write these deliveries, the first of the kept ones, in one transaction."""
         claim = self._claim
         ranges = self._buffer.ranges if len(kept) > 1 else kept[0].ranges
         rows = {
-            name: first.joined([each.outputs[name] for each in kept[1:]]) for name, first in kept[0].outputs.items()
+            name: first.joined([batch.outputs[name] for batch in kept[1:]]) for name, first in kept[0].outputs.items()
         }
         texts = self._metadata.texts(kept[-1].number, ranges, rows)
         plan = DeliveryPlan({}, {tp: decide(range_.from_, range_) for tp, range_ in ranges.items()}, claim.terms)
@@ -423,6 +418,7 @@ class Buffered:
                 "the stored offsets are not where the kept batches begin: something else has moved them",
                 next_step="Start the job again: it reads from the stored offsets.",
             ) from None
+        # Nobody knows whether what is kept is stored: to write it again might write it twice.
         except CommitUnknown as unknown:
             self._memory.broke(unknown)
             raise

@@ -1,10 +1,11 @@
 """How dead letters are put back into the results.
 
-`PutBack` replays letters, a batch of no length through the same transform and writers. It locks the letters'
-partitions, writes the rows, marks the letters, and advances by nothing, so that the rows of the partitions show its
-transaction if the answer to COMMIT is lost. Only letters below the stored offset are replayed: the job itself reads the
-records of others. A letter waits for all open letters of its key before it. A request never ends the job: what can't be
-written is dead again, with its new error. If the table no longer fits, all of them stay requested.
+`PutBack` replays letters: a batch of no length, through the same transform and writers. It locks the letters'
+partitions, writes the rows, marks the letters, and advances by nothing, so that the partitions' rows show its
+transaction if the answer to COMMIT is lost. Only letters below the stored offset are replayed: the records of others
+are still ahead of the job, which reads them itself. A letter waits for all open letters of its key before it. A request
+never ends the job: what can't be written is dead again, with its new error. If the table no longer fits, all letters
+stay requested.
 """
 
 from __future__ import annotations
@@ -55,10 +56,14 @@ from offsetstore.text import logger
 MOST: Final = 1_000
 """Letters that are replayed at once."""
 MOST_BYTES: Final = 64 << 20
+"""Size of the letters that are replayed at once."""
 
-_EVERY: Final = 5.0  # seconds between two looks for requested letters
-_SELDOM: Final = 300.0  # seconds between two, at most, while replays fail
-_LONGEST: Final = 10.0  # seconds: then a batch comes first
+_EVERY: Final = 5.0
+"""Seconds between two looks for requested letters."""
+_SELDOM: Final = 300.0
+"""The most seconds between two looks while replays fail."""
+_LONGEST: Final = 10.0
+"""Seconds of replaying after which a batch comes first."""
 
 _OUT_OF_ORDER: Final = LetterError(
     "ReplayOutOfOrder",
@@ -72,10 +77,10 @@ _log = logger(__name__)
 
 @dataclass(slots=True)
 class _Replay:
-    """One call of `PutBack.run`: what became of the letters so far.
+    """One call of `PutBack.run`, and what became of the letters so far.
 
-    :param deadline: begin with no further letters after this time, once any are settled.
-    :param settled: those that are in the results, or dead again.
+    :param deadline: once any letters are settled, begin no more after this time.
+    :param settled: the letters that are in the results, or dead again.
     """
 
     check: Callable[[], None]
@@ -87,12 +92,13 @@ class _Replay:
 
     @property
     def is_over(self) -> bool:
-        """Whether batches come first now. Once any are settled, so that each run gets on."""
+        """Whether batches come first now."""
+        # Not before any are settled, so that each run makes progress.
         return bool(self.settled) and time.monotonic() >= self.deadline
 
 
 class PutBack:
-    """Replays the letters of a claim's group. `Runner` holds its lock: no batch is written meanwhile."""
+    """Replays the letters of a claim's group. The caller holds the runner's lock: no batch is written meanwhile."""
 
     def __init__(self, claim: Claim, settings: DeadLetters, compute: ComputeLetters) -> None:
         self._claim = claim
@@ -101,12 +107,12 @@ class PutBack:
         self._terms = claim.terms
 
     def run(self, check: Callable[[], None] = lambda: None, *, seconds: float = math.inf) -> int:
-        """Replay all that is requested, and can be; return how many letters are in the results now.
+        """Replay all requested letters that can be; return how many were replayed.
 
         :param check: raises if the job is to stop.
-        :param seconds: begin with no further letters after this time.
+        :param seconds: begin no more letters after this time.
         :raises StaleClaim, CommitUnknown: as a batch does.
-        :raises Exception: any other one that tells nothing of the letters: these are still requested.
+        :raises Exception: any other error that says nothing about the letters: they are still requested.
         """
         claim, run = self._claim, _Replay(check, time.monotonic() + seconds)
         if not claim.read(lambda session: session.has_requested(claim.group)):
@@ -120,11 +126,13 @@ class PutBack:
         try:
             while not is_paused(claim) and (letters := self._next()):
                 before = len(run.settled)
+                # Requested once more, perhaps by a program that would do so for ever.
                 if not run.settled.isdisjoint(letter.key for letter in letters):
-                    break  # requested once more, perhaps by a program that would go on and on
+                    break
                 self._replay(run, letters)
+                # The letters have changed meanwhile: the next call reads them again.
                 if len(run.settled) == before:
-                    break  # they have changed meanwhile: the next call sees how
+                    break
                 if run.is_over:
                     break
         finally:
@@ -136,27 +144,28 @@ class PutBack:
                 )
 
     def _next(self) -> list[Letter]:
-        """The next letters, all of one topic each: one that was created again has other records at the same offsets."""
+        """The next letters, for each topic of one topic id only."""
         claim = self._claim
         self._terms = claim.terms
-        # A member replays those of its partitions; a job also those of partitions that Kafka no longer has.
+        # A member replays the letters of its partitions; a job also those of partitions that Kafka no longer has.
         own = sorted(self._terms) if claim.is_member else None
-        found = claim.read(
+        requested = claim.read(
             lambda session: session.requested_letters(claim.group, claim.topics, own, limit=MOST, max_bytes=MOST_BYTES)
         )
         ids: dict[str, str] = {}
         later: set[bytes | None] = set()
         letters: list[Letter] = []
-        for one in found:
-            is_same = ids.setdefault(one.topic_partition.topic, one.topic_id) == one.topic_id
-            if is_same and (one.sequence is None or one.sequence not in later):
-                letters.append(one)
+        for letter in requested:
+            # A topic that was created again has other records at the same offsets.
+            is_same = ids.setdefault(letter.topic_partition.topic, letter.topic_id) == letter.topic_id
+            if is_same and (letter.sequence is None or letter.sequence not in later):
+                letters.append(letter)
             else:
-                later.add(one.sequence)
+                later.add(letter.sequence)
         return letters
 
     def _replay(self, run: _Replay, letters: Sequence[Letter]) -> None:
-        """Replay these letters, or their halves; when its time is up, the rest stays requested."""
+        """Replay these letters, or their halves; when the run's time is up, the rest stays requested."""
         if not letters or run.is_over:
             return
         try:
@@ -181,14 +190,14 @@ class PutBack:
         self._replay(run, self._still_first(letters[middle:], letters[:middle]))
 
     def _still_first(self, letters: Sequence[Letter], before: Sequence[Letter]) -> Sequence[Letter]:
-        """Those that no letter before them keeps waiting: one of the same key may have failed just now."""
+        """The letters that wait for none of ``before``, which may have failed just now."""
         keys = {letter.sequence for letter in before if letter.sequence is not None}
         return [letter for letter in letters if letter.sequence not in keys]
 
     def _write(self, run: _Replay, letters: Sequence[Letter], part: CarefulPart) -> None:
         failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}
         failed |= {n: FailedReplay(described(error), "raised") for n, error in part.failed.items()}
-        failed |= {n: FailedReplay(one.error, one.cause) for n, one in part.rejected.items()}
+        failed |= {n: FailedReplay(reject.error, reject.cause) for n, reject in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         failed |= {n: FailedReplay(described(error), "refused") for n, error in misfits.items() if n not in failed}
         if part.replaces_in_order:
@@ -215,11 +224,9 @@ class PutBack:
             is_searched = True
 
     def _out_of_order(self, letters: Sequence[Letter]) -> list[int]:
-        """Those that later records of their keys may have overtaken.
-
-        These wait in the job only if it has sequences, and not if they are of the topic's next life. Nor have they
-        waited if another run of the job had no sequences, or no dead letters at all.
-        """
+        """The numbers of letters that later records of their keys may have overtaken."""
+        # Later records wait only in a job with sequences, and only for letters of the topic as it is now. Nor have they
+        # waited if another run of the job had no sequences, or no dead letters at all (decision 0052).
         rows = self._claim.offsets()
 
         def waits(letter: Letter) -> bool:
@@ -232,7 +239,8 @@ class PutBack:
     def _discover(
         self, run: _Replay, letters: Sequence[Letter], part: CarefulPart, kept: Sequence[int], refused: RowsRefused
     ) -> Mapping[int, RowsRefused]:
-        """Find the letters that are refused, on top of all that are accepted: a parent's letter saves its child's."""
+        """Find the letters that the database refuses, on top of all that it accepts."""
+        # On top of these, so that a parent's letter saves its child's (decision 0036).
         numbers = sorted({*kept}.intersection(part.with_rows))
         return discover(
             self._claim,
@@ -242,6 +250,7 @@ class PutBack:
             lambda work, some: write_all(_or_halve(part.rows_of(some)), work),
             refused=refused,
             seconds=self._settings.seconds,
+            # Letters are known to be bad, so each gets its own error, even if all are refused (decision 0036).
             limit=None,
             check=run.check,
             hint=part.hinted,
@@ -254,9 +263,9 @@ class PutBack:
         failed: Mapping[LetterKey, FailedReplay],
         rows: Mapping[str, Rows],
     ) -> None:
-        """Write the rows and mark their letters, and return those that failed, in one transaction.
+        """Write the rows, mark their letters, and give back the failed ones, in one transaction.
 
-        :param letters: those whose partitions are advanced by nothing.
+        :param letters: their partitions are locked, and advanced by nothing.
         """
         keys = {letter.key for letter in kept} | failed.keys()
         settled = [letter for letter in letters if letter.key in keys]
@@ -264,8 +273,9 @@ class PutBack:
         commit(self._claim, Unit(self._stored(letters), rows, [along], TransactionEnd.TOUCH, terms=self._terms))
 
     def _give_back(self, run: _Replay, letters: Sequence[Letter], error: Exception) -> None:
-        """None of them can be computed or written, for a reason that no single one of them shows."""
-        if len(letters) > 1:  # its text may quote one record, and would be in the letters of others
+        """Make all of them dead again: they can't be computed or written, and no single one shows why."""
+        # The error's text may quote one record, and would stand in the letters of others.
+        if len(letters) > 1:
             text = f"{len(letters)} letters were computed together, and failed. The first error was {name_of(error)}"
             failed = FailedReplay(LetterError(name_of(error), text), "raised")
         elif isinstance(error, RowsRefused):
@@ -282,7 +292,7 @@ class PutBack:
             run.settled.update(letter.key for letter in letters)
 
     def _stored(self, letters: Sequence[Letter]) -> Decisions:
-        """Decisions that lock each of their partitions at the stored offset: there is nothing to advance by."""
+        """Decisions that lock the letters' partitions at their stored offsets, and advance by nothing."""
         rows = self._claim.offsets()
         partitions = sorted({letter.topic_partition for letter in letters})
         if any(tp not in rows for tp in partitions):
@@ -292,7 +302,7 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class _Settled(Along):
-    """The letters that a replay settles: those whose rows it writes, and those that are dead again."""
+    """The letters that a replay settles: their rows are written, or they are dead again."""
 
     letters: Sequence[Letter]
     replayed: Sequence[Letter]
@@ -307,14 +317,13 @@ class _Settled(Along):
             raise PlanOutdated("letters were decided about meanwhile")
 
     def end(self, tx: Transaction) -> None:
-        """Mark them."""
         tx.letters.settle(self.replayed, self.returned)
         failpoints.reach("letters_replayed")
 
 
 @dataclass(frozen=True, slots=True)
 class _OrHalve:
-    """Rows whose writer may fail for a reason that is in a single letter."""
+    """Rows whose writer may fail because of a single letter."""
 
     rows: Rows
 
@@ -322,10 +331,11 @@ class _OrHalve:
         """Write the rows; return their number.
 
         :raises RowsRefused: the database refuses them.
-        :raises Halve: so does the writer.
+        :raises Halve: the writer itself fails.
         """
         try:
             return self.rows.write(work)
+        # A table that has changed is no letter's fault: all of them stay requested (decision 0047).
         except (RowsRefused, ColumnMismatch, TargetRefused, UnsafeTarget):
             raise
         except SinkError as error:
@@ -337,7 +347,7 @@ def _or_halve(outputs: Mapping[str, CountedRows]) -> dict[str, Rows]:
 
 
 def _kept(letters: Sequence[Letter], failed: Collection[int]) -> list[int]:
-    """The letters to write: not those that failed, nor those that come later in a failed one's sequence."""
+    """The numbers of the letters to write: without failed ones and those behind a failed one of their sequence."""
     stopped: set[bytes] = set()
     kept: list[int] = []
     for number, letter in enumerate(letters):
@@ -349,7 +359,7 @@ def _kept(letters: Sequence[Letter], failed: Collection[int]) -> list[int]:
 
 
 class ReplayRequests:
-    """Looks for requested letters, and has them replayed: before a delivery, while the job is idle, or when told to.
+    """Looks for requested letters, and replays them: before a delivery, while the job is idle, or on demand.
 
     The runner's lock guards it. ``compute`` is set once the source has begun.
     """
@@ -362,7 +372,6 @@ class ReplayRequests:
         self._failed_in_a_row = 0
 
     def drain(self, compute: ComputeLetters) -> int:
-        """Replay all that is requested; see `TransactionalSink.drain`."""
         return PutBack(self._claim, self._settings, compute).run(self._claim.require_open)
 
     def look(self, check: Callable[[], None]) -> None:
@@ -379,24 +388,27 @@ class ReplayRequests:
             self._failed_in_a_row = 0
         except StaleClaim:
             raise
-        except CommitUnknown as error:  # a batch must know; of letters their states tell
+        # Unlike a batch, a replay need not know: the letters' states tell whether it happened (decision 0036).
+        except CommitUnknown as error:
             check()
             _log.error("dead letters were replayed, or are still requested: %s", without_frames(error))
         except Exception as error:  # noqa: BLE001 - it concerns the letters alone
             check()  # a stop interrupts Spark
             without_frames(error)
             self._failed_in_a_row += 1
-            text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others may contain values of rows
+            text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # other texts may quote values of rows
             _log.error("could not replay dead letters, which are still requested: %s%s", type(error).__name__, text)
         finally:
             now = time.monotonic()
-            pause = doubled(_EVERY, self._failed_in_a_row, _SELDOM)  # a handler is called each time
-            self._next_look = now + max(pause, now - began)  # half of the time is for batches
+            # Less and less often while it fails, since a handler is called each time.
+            pause = doubled(_EVERY, self._failed_in_a_row, _SELDOM)
+            # At least half of the time is left to batches (decision 0036).
+            self._next_look = now + max(pause, now - began)
 
     def look_while_idle(self, is_running: Callable[[], bool]) -> None:
         """Look while no batch is being written.
 
-        :param is_running: whether the query runs; it may raise if Java is gone.
+        :param is_running: whether the query runs; may raise if Java is gone.
         :raises PlanOutdated: the query was stopped, or the claim closed, while it replayed.
         """
 

@@ -1,6 +1,6 @@
-"""What is done with a source's deliveries: events, pauses, planning again, requested replays, flushes and idle work.
+"""Runs a source's deliveries: events, pauses, planning again, requested replays, flushes and idle work.
 
-It knows neither Spark nor Kafka: a source hands over each `Delivery`, and a `Policy` writes it.
+The runner knows neither Spark nor Kafka: a source hands over each `Delivery`, and a `Policy` writes it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
 
 LOOK: Final = 0.5
-"""Seconds between two looks at whether the source is being stopped."""
+"""Seconds between two checks whether the source is being stopped."""
 
 _LONG: Final = 30.0
-"""Seconds after which it is worth a warning that a delivery waits for what is done between deliveries."""
+"""Seconds after which a delivery that waits for work between deliveries logs a warning."""
 
 _MAX_PLANS: Final = 5
 
@@ -58,21 +58,17 @@ class RunnerSettings:
     propagate: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        """Check what one setting can say.
-
-        :raises ConfigurationError: ``propagate`` is not a list of names.
-        """
         check_propagate(self.propagate)
 
     @property
     def has_unstored(self) -> bool:
-        """Whether the source may take a delivery for done before its offset is stored."""
+        """Whether the source may consider a delivery done before its offset is stored."""
         return self.marking == "manual" or self.flush is not None
 
     def check_dead_letters(self, writers: Iterable[Writer]) -> None:
         """Check that records can become letters.
 
-        :raises ConfigurationError: it does not go with another setting, or with a writer.
+        :raises ConfigurationError: ``dead_letters=`` does not go with another setting, or with a writer.
         """
         if self.dead_letters is None:
             return
@@ -86,7 +82,7 @@ class RunnerSettings:
                 found="dead_letters= and flush= or marking=",
                 expected="one of them",
             )
-        functions = [str(one) for one in writers if not declares(one, "splittable", otherwise=True)]
+        functions = [str(writer) for writer in writers if not declares(writer, "splittable", otherwise=True)]
         if functions:
             raise ConfigurationError(
                 "dead_letters= needs writers that can be given the rows of single records, again and again",
@@ -95,9 +91,9 @@ class RunnerSettings:
             )
 
     def check_handler(self, handler: Handler | None) -> None:
-        """Check that a handler, if there is one, goes with the dead letters.
+        """Check that a handler, if given, goes with the dead letters.
 
-        :raises ConfigurationError: it does not.
+        :raises ConfigurationError: they need a strategy or a sequence.
         """
         letters = self.dead_letters
         if handler is not None and letters is not None and (letters.strategy or letters.sequence):
@@ -110,9 +106,9 @@ class RunnerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A delivery that is handed over.
+    """A delivery that a source hands over.
 
-    :param write: plans and writes it, in place of the runner's policy.
+    :param write: plans and writes it instead of the runner's policy.
     """
 
     delivery: Delivery
@@ -123,15 +119,15 @@ class DeliverySource(Protocol):
     """Where deliveries come from."""
 
     def is_running(self) -> bool:
-        """Whether there will be more; any thread may call this, and it may raise."""
+        """Whether more deliveries will come. Any thread may call this, and it may raise."""
         ...
 
     def is_stopping(self, error: BaseException) -> bool:
-        """Whether the source was stopped, and ``error`` only says so: the delivery is left to the next start."""
+        """Whether ``error`` only says that the source was stopped: the delivery is left to the next start."""
         ...
 
     def typed(self, error: BaseException) -> BaseException:
-        """Our error for one of the source that nothing has explained; else the error."""
+        """Translate an error of the source that is not yet one of ours; return any other unchanged."""
         ...
 
 
@@ -140,10 +136,10 @@ class Interrupted(Exception):
 
 
 class Runner:
-    """Does the deliveries of one source, one after the other, for one claim.
+    """Writes the deliveries of one source for one claim, one after the other.
 
-    ``error`` is the error of the last one, if it has failed. ``is_waiting``: one waits because the group is paused; any
-    thread may read it.
+    ``error`` is the error of the last delivery, if it failed. ``is_waiting``: a delivery waits because the group is
+    paused; any thread may read it.
 
     :param while_working: see `Turns`.
     """
@@ -167,13 +163,14 @@ class Runner:
         self._lock = Turns(while_working)
         self._between: Between | None = None
         self.is_waiting = False
-        self._ranges: Ranges = {}  # the delivery's, for `BatchEnded`
+        self._ranges: Ranges = {}  # of the current delivery, for `BatchEnded`
 
     def begin(self) -> None:
-        """Work between deliveries from now on, in a thread.
+        """Start the thread that works between deliveries.
 
         :raises ClaimInUse: with a flush or manual marking, the claim belongs to another runner.
         """
+        # Only this runner knows how far it has come: another one on the claim would plan from other offsets.
         if self._settings.has_unstored:
             self.claim.reserve()
         buffered = self.policy if isinstance(self.policy, Buffered) else None
@@ -204,10 +201,11 @@ class Runner:
         *,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Do one delivery. While the group is paused, it waits before it computes anything.
+        """Run one delivery. While the group is paused, it waits before it computes anything.
 
-        :param take: hands the delivery over, or ``None`` if there is nothing to do; what it raises is a failure, too.
-        :param check: raises if the source is being stopped; called while something is being done between deliveries.
+        :param take: hands the delivery over, or ``None`` if there is nothing to do; an error that it raises counts as
+            the delivery's.
+        :param check: raises if the source is being stopped; called while work between deliveries holds the lock.
         :raises Interrupted: the source was stopped.
         :raises Exception: the delivery's; see `TransactionalSink.__call__`.
         """
@@ -225,11 +223,13 @@ class Runner:
     def _run(self, number: int, take: Callable[[], AbstractContextManager[Taken | None]]) -> None:
         self.error, stored = None, Stored()
         self.takes({})
+        # What fails before there is a delivery is told like any other failure (decision 0066).
         try:
             self.claim.require_open()
             self.claim.require_log()
             self._take(take, stored)
-        except BaseException as error:  # noqa: BLE001 - raised below, without the database's error as its context
+        # Raised below, outside of this block: so the database's error, which may quote rows, is not its context.
+        except BaseException as error:  # noqa: BLE001
             strip_chain(error)
             self.error = stripped(error)
         if self._between is not None:
@@ -246,8 +246,9 @@ class Runner:
             claim.observers.on(unwell(outcome="interrupted"))
             raise Interrupted
         self.error = self._source.typed(self.error)
+        # No event and no record: the run belongs to the other query, which goes on.
         if isinstance(self.error, ClaimInUse):
-            raise self.error  # the run is the other query's, which goes on
+            raise self.error
         if ranges and isinstance(self.error, OffsetStoreError):
             self.error.while_(f"writing batch {number}: {describe(ranges)}")
         claim.observers.on(unwell(outcome="failed", error=self.error))
@@ -262,11 +263,12 @@ class Runner:
                     self._ranges = taken.delivery.ranges
                     ended = self._write(taken, stored)
         finally:
-            if ended is not None:  # what is told of the delivery comes before
+            # After `take` has ended its block, whose events about the delivery come first.
+            if ended is not None:
                 self.claim.observers.on(ended)
 
     def takes(self, ranges: Ranges) -> None:
-        """Record the ranges of the delivery that is being taken, for the event of a failure."""
+        """Record the ranges of the delivery that is being taken, in case it fails before it is handed over."""
         self._ranges = ranges
 
     def _write(self, taken: Taken, stored: Stored) -> BatchEnded:
@@ -275,12 +277,13 @@ class Runner:
         names = self._settings.propagate
 
         def headers(limit: int) -> list[Headers]:
-            return [propagated(each, names) for each in delivery.headers(limit)]
+            return [propagated(record_headers, names) for record_headers in delivery.headers(limit)]
 
         self.claim.observers.on(
             BatchStarted(group=group, batch=number, ranges=ranges, headers=headers if names else None)
         )
 
+        # It waits only while the group is paused, and `stop` does not wait for such a delivery (decision 0059).
         def sleep(seconds: float) -> None:
             self.is_waiting = seconds > 0
             try:
@@ -309,10 +312,11 @@ class Runner:
     def stop(self, stop: Callable[[], None], *, timeout: float) -> None:
         """Stop the source between two deliveries.
 
-        :param stop: stops it; the next delivery waits for the lock, and notices it there.
-        :param timeout: seconds to wait for the delivery that is being written. One that waits because the group is
-            paused is not waited for.
+        :param stop: stops the source; the next delivery, which waits for the lock, then notices it.
+        :param timeout: seconds to wait for the delivery that is being written. A delivery that waits because the group
+            is paused is not waited for.
         """
+        # Whoever holds the lock knows that no delivery is being written, so no flag is needed (decision 0059).
         last, is_between = time.monotonic() + timeout, self._lock.acquire()
         while not is_between and not self.is_waiting and (left := last - time.monotonic()) > 0:
             is_between = self._lock.acquire(timeout=min(left, LOOK))
@@ -323,10 +327,10 @@ class Runner:
                 self._lock.release()
 
     def drain(self, compute: ComputeLetters) -> int:
-        """Replay the dead letters that are requested, while the source hands over nothing.
+        """Replay the requested dead letters while the source hands over nothing.
 
-        :return: how many letters are in the results now.
-        :raises ConfigurationError: the job has no dead letters.
+        :return: how many letters were replayed.
+        :raises ConfigurationError: the job has no ``dead_letters=``.
         :raises OffsetStoreError: as for a delivery.
         """
         if self.requests is None:
@@ -347,18 +351,17 @@ class Runner:
 def with_replanning(write: Callable[[], Written | None], name: str) -> Written | None:
     """Plan and write a delivery; if its plan is outdated, plan it again, up to five times in all.
 
-    A delivery no longer has the partitions that a member of a fleet has lost.
-
     :param write: plans and writes; raises `PlanOutdated` or `PartitionLost` if it wrote nothing and the delivery must
         be planned again.
     :param name: the delivery's name, for the error.
-    :return: what ``write`` returned: ``None`` if all of it was in the results already.
+    :return: what ``write`` returned; ``None`` if all of the delivery was in the results already.
     :raises SinkError: every plan was outdated.
     """
     reason = ""
     for _ in range(_MAX_PLANS):
         try:
             return write()
+        # Planned again, the delivery no longer has the partitions that a member of a fleet has lost.
         except (PlanOutdated, PartitionLost) as outdated:
             reason = str(without_frames(outdated))
     raise SinkError(

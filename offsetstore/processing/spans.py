@@ -1,7 +1,7 @@
-"""Traces of single records, with OpenTelemetry's API: which one a record belongs to, and a span for a handler's call.
+"""Traces of single records, with OpenTelemetry's API: a record's trace, and the span of a handler's call.
 
-It needs the extra ``opentelemetry``. Headers are read by the application's own propagators: W3C's ``traceparent``,
-``tracestate`` and ``baggage``, unless it has set others.
+This needs the extra ``opentelemetry``. The application's own propagators read the headers: W3C's ``traceparent``,
+``tracestate`` and ``baggage``, unless the application has set others.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from offsetstore.processing.handling import Record
 from offsetstore.protocol.letters import Headers
 
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
-"""The version of the semantic conventions that have the names of attributes."""
+"""The version of the semantic conventions that define the attributes' names."""
 
 _tracer = get_tracer("offsetstore", schema_url=SCHEMA)
 
 
 def traces_of(records: Iterable[Headers]) -> list[SpanContext]:
-    """The spans that have produced the records, each once. A record without a trace, or with a malformed one, has none.
+    """The spans that produced the records, each once. A record without a trace, or with a malformed one, has none.
 
-    :param records: the headers of each.
+    :param records: the headers of each record.
     """
-    found = [get_current_span(_context_of(headers)).get_span_context() for headers in records]
-    return [*{(one.trace_id, one.span_id): one for one in found if one.is_valid}.values()]
+    spans = [get_current_span(_context_of(headers)).get_span_context() for headers in records]
+    return [*{(span.trace_id, span.span_id): span for span in spans if span.is_valid}.values()]
 
 
 @contextmanager
 def span_of_call(record: Record, headers: Headers) -> Generator[None]:
-    """A handler's call in its record's trace: with a span, if the record has a trace.
+    """Make a handler's call in its record's trace, with a span if the record has a trace.
 
-    The context of the block has what the headers say, and nothing of the thread's.
+    The block's context holds what the headers say, and nothing of the thread's context.
 
-    :param headers: those of the record that are propagated.
+    :param headers: the record's headers that are propagated.
     """
     token = attach(_context_of(headers))
     try:
+        # Without a trace, a span would begin one for each record, which nobody has asked for (decision 0097).
         if get_current_span().get_span_context().is_valid:
             with _span(record):
                 yield

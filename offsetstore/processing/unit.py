@@ -1,8 +1,8 @@
 """A unit of work, and the one transaction in which it is done.
 
-Nothing is locked while a job plans and computes. So `commit` locks the partitions and compares them with the plan; if a
-stored offset has changed, nothing is written, and the work is planned again. Otherwise the rows are written, and what
-goes along with them; then the transaction ends in one of four ways.
+Nothing is locked while a job plans and computes. So `commit` locks the partitions and compares them with the plan. If a
+stored offset has changed, nothing is written, and the work is planned again. Otherwise `commit` writes the rows and
+whatever goes along with them; then the transaction ends in one of four ways.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 class PlanOutdated(Exception):
     """The plan or the computed rows are outdated: the transaction rolls back, and the work is planned again.
 
-    :param is_stored: all of it is in the results already.
+    :param is_stored: whether all of the work is in the results already.
     """
 
     def __init__(self, why: str = "the stored offsets changed", *, is_stored: bool = False) -> None:
@@ -52,7 +52,7 @@ class PlanOutdated(Exception):
 
 
 class Rows(Protocol):
-    """One output's rows, which can be written again after a rollback; for others there is `Once`."""
+    """One output's rows, which can be written again after a rollback; wrap others in `Once`."""
 
     def write(self, work: Work) -> int:
         """Write the rows; return their number."""
@@ -63,14 +63,13 @@ class Rows(Protocol):
 class Once:
     """Rows that are not written again after a rollback: a stream, or rows for a function that may keep them.
 
-    ``has_begun`` tells whether they may be used up.
+    ``has_begun``: writing has begun, so the rows may be used up.
     """
 
     rows: Rows
     has_begun: bool = False
 
     def write(self, work: Work) -> int:
-        """Write the rows; return their number."""
         self.has_begun = True
         return self.rows.write(work)
 
@@ -79,28 +78,28 @@ class TransactionEnd(Enum):
     """How a unit's transaction ends."""
 
     ADVANCE = "advance"
-    """It moves the stored offsets to the ends of the ranges."""
+    """Moves the stored offsets to the ends of the ranges."""
     MARK = "mark"
-    """It moves them to where the rows' writer has marked."""
+    """Moves them to where the rows' writer has marked."""
     TOUCH = "touch"
-    """It moves nothing; the partitions' rows show that it was committed."""
+    """Moves nothing; the partitions' rows show that the transaction was committed."""
     ROLL_BACK = "roll back"
-    """A trial: nothing stays."""
+    """A trial: nothing is kept."""
 
 
 class Along:
-    """Something else that a transaction writes."""
+    """What a transaction writes besides rows and offsets."""
 
     __slots__ = ()
 
     def begin(self, tx: Transaction) -> None:
-        """Do what comes before the rows.
+        """Work before the rows are written.
 
         :raises PlanOutdated: the unit must be planned again.
         """
 
     def end(self, tx: Transaction) -> None:
-        """Do what comes after the rows."""
+        """Work after the rows were written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +107,8 @@ class Unit:
     """The work of one transaction.
 
     :param decisions: of the plan, by partition. A partition with an empty range is only locked.
-    :param rows: of each output; ``None`` if they were not worth computing, since nothing remains.
-    :param metadata: the text of each partition that gets another one.
+    :param rows: of each output; ``None`` if they were not computed, since nothing seemed to remain.
+    :param metadata: the new text of each partition whose metadata change.
     :param terms, gone, in_sequence: see `Transaction.lock`.
     """
 
@@ -124,22 +123,22 @@ class Unit:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it can't be done again: it has rows that may be used up."""
-        return any(isinstance(one, Once) and one.has_begun for one in (self.rows or {}).values())
+        """Whether it can't be done again, since some of its rows may be used up."""
+        return any(isinstance(output, Once) and output.has_begun for output in (self.rows or {}).values())
 
 
 def only_locks(offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Decision]:
-    """Decisions that lock the partitions, each of which must be at this stored offset, and leave nothing to write."""
+    """Decisions that lock partitions and write nothing. Each partition must be stored at the given offset."""
     return {tp: decide(offset, OffsetRange(offset, offset)) for tp, offset in offsets.items()}
 
 
 class Holder(Protocol):
-    """Something that begins transactions: a `Claim`, or a task's attachment to one."""
+    """Begins transactions: a `Claim`, or a task's attachment to one."""
 
     def run(
         self, work: Callable[[Transaction], _T], *, marking: Marking = ..., retry_if: Callable[[Exception], bool] = ...
     ) -> _T:
-        """Run ``work`` in a transaction, and perhaps in another one after an error for which ``retry_if`` is true."""
+        """Run ``work`` in a transaction; it may be repeated after an error for which ``retry_if`` is true."""
         ...
 
 
@@ -147,7 +146,7 @@ class Holder(Protocol):
 class Written:
     """The outcome of a batch: the rows of each output, and the seconds of each phase; see `BatchEnded`.
 
-    :param is_kept: they are not written, or not by a transaction of this batch alone; see `BatchEnded`.
+    :param is_kept: whether the rows are not written yet, or not by a transaction of this batch alone; see `BatchEnded`.
     """
 
     rows: Mapping[str, int]
@@ -157,26 +156,26 @@ class Written:
 
 @dataclass(slots=True)
 class Stored:
-    """What is committed of a batch so far, where that takes several transactions: it stays if the batch then fails."""
+    """What is committed so far of a batch that takes several transactions. It stays stored if the batch then fails."""
 
     ranges: dict[TopicPartition, OffsetRange] = field(default_factory=dict[TopicPartition, OffsetRange])
     rows: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, ranges: Ranges, rows: Mapping[str, int]) -> None:
-        """Add what a transaction has stored; each of its ranges begins where that partition's last one ends."""
+        """Add what a transaction has stored. Each range begins where the last one of its partition ends."""
         for tp, range_ in ranges.items():
             self.ranges[tp] = OffsetRange(self.ranges.get(tp, range_).from_, range_.until)
         self.rows.update(rows)
 
     def written(self, seconds: Mapping[str, float]) -> Written | None:
-        """The outcome if that was all; ``None`` if it is nothing."""
+        """The result so far, or ``None`` if nothing was stored."""
         return Written(dict(self.rows), seconds) if self.ranges else None
 
 
 class Stopwatch:
     """Adds up the seconds of each phase.
 
-    :param before: what was measured before.
+    :param before: seconds to start from.
     """
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
@@ -184,14 +183,13 @@ class Stopwatch:
         self._since = time.monotonic()
 
     def lap(self, phase: str) -> None:
-        """Add the time since the last lap to this phase."""
         now = time.monotonic()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
         self._since = now
 
 
 def commit(holder: Holder, unit: Unit, watch: Stopwatch | None = None) -> Written | None:
-    """Do a unit's work in one transaction, and again after an error that may pass, unless its rows may be used up.
+    """Do a unit's work in one transaction; repeat it after an error that may pass, unless its rows may be used up.
 
     :param watch: measures the phases "write" and "commit".
     :return: ``None`` if nothing remained to be done.
@@ -202,15 +200,17 @@ def commit(holder: Holder, unit: Unit, watch: Stopwatch | None = None) -> Writte
 
     def work(tx: Transaction) -> dict[str, int] | None:
         remaining = _lock_as_planned(tx, unit)
-        if unit.rows is None and remaining:  # the reason not to compute is gone
+        # The plan saw no reason to compute (a stale claim, a gap, nothing left), and the locked rows show none.
+        if unit.rows is None and remaining:
             raise PlanOutdated
+        # Idle work has rows and no partitions.
         if not (remaining or unit.along or (unit.rows and not unit.decisions)):
             return None
-        for one in unit.along:
-            one.begin(tx)
+        for along in unit.along:
+            along.begin(tx)
         rows = write_all(unit.rows or {}, tx)
-        for one in unit.along:
-            one.end(tx)
+        for along in unit.along:
+            along.end(tx)
         _end(tx, unit, remaining, rows)
         watch.lap("write")
         return rows
@@ -221,6 +221,7 @@ def commit(holder: Holder, unit: Unit, watch: Stopwatch | None = None) -> Writte
             marking="manual" if unit.ending is TransactionEnd.MARK else "automatic",
             retry_if=lambda error: may_pass(error) and not unit.is_spent,
         )
+    # Only an exception makes the holder roll back, so a trial that succeeded ends in one.
     except _RolledBack as trial:
         rows = trial.rows
     watch.lap("commit")
@@ -236,10 +237,14 @@ class _RolledBack(Exception):
 
 
 def _lock_as_planned(tx: Transaction, unit: Unit) -> Ranges:
-    """Lock the partitions, and return the remaining range of each one that has any."""
+    """Lock the partitions, and return the range of each one that remains to be written.
+
+    :raises PlanOutdated: the stored offsets are not those of the plan.
+    """
     ranges = {tp: decision.range for tp, decision in unit.decisions.items()}
     locked = tx.lock(ranges, terms=unit.terms, gone=unit.gone, in_sequence=unit.in_sequence)
     remaining = {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}
+    # Also a unit that only locks is compared: what it writes would belong to other offsets (decision 0065).
     if locked != unit.decisions:
         raise PlanOutdated(is_stored=not remaining)
     return remaining
@@ -250,7 +255,8 @@ def write_all(outputs: Mapping[str, Rows], work: Work) -> dict[str, int]:
     rows: dict[str, int] = {}
     for name, output in outputs.items():
         with of_output(name):
-            rows[name] = call(output.write, work)  # a writer, and what it calls, may be the user's own
+            # The writer, or a function that it calls, may be the user's: its SystemExit must not end the job.
+            rows[name] = call(output.write, work)
     return rows
 
 
@@ -265,7 +271,8 @@ def of_output(name: str) -> Generator[None]:
 
 
 def _end(tx: Transaction, unit: Unit, remaining: Ranges, rows: dict[str, int]) -> None:
-    """End the transaction. Deferred constraints are checked here, not by COMMIT."""
+    """End the transaction, and check deferred constraints."""
+    # At COMMIT the error would quote rows, and come where a refusal has to be told from a lost answer (decision 0020).
     match unit.ending:
         case TransactionEnd.ADVANCE | TransactionEnd.MARK:
             tx.finish(remaining, unit.metadata)
@@ -279,9 +286,10 @@ def _end(tx: Transaction, unit: Unit, remaining: Ranges, rows: dict[str, int]) -
 
 @dataclass(frozen=True, slots=True)
 class NewLetters(Along):
-    """Records that a transaction passes over: with letters, or, with their reasons, without.
+    """Records that a transaction passes over, with letters or without.
 
-    :param records: what is produced of the letters.
+    :param skipped: the reasons of records that get no letter.
+    :param records: what is also produced to the letters' topic.
     """
 
     letters: Sequence[NewLetter]
@@ -289,7 +297,6 @@ class NewLetters(Along):
     records: Sequence[OutboxRecord] = ()
 
     def end(self, tx: Transaction) -> None:
-        """Write them after the rows, which may be refused."""
         if self.letters:
             tx.letters.write(self.letters)
             failpoints.reach("letters_written")
@@ -306,19 +313,17 @@ class Failures(Along):
     failed: Mapping[Coordinates, Failed]
 
     def end(self, tx: Transaction) -> None:
-        """Write them."""
         tx.letters.write_failures(self.failed)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn(Along):
-    """What members of a fleet do in turn, once in ``every`` seconds."""
+    """Work that the members of a fleet do in turns, at most once every ``every`` seconds."""
 
     name: UUID
     every: float
 
     def begin(self, tx: Transaction) -> None:
-        """Leave it to another member, if that is doing it, or has just done it."""
         if not tx.marks.take_turn(self.name, self.every):
             raise PlanOutdated("another member does it")
 
@@ -335,6 +340,5 @@ class BatchMark(Along):
     is_new: bool
 
     def begin(self, tx: Transaction) -> None:
-        """Mark the batch."""
         if tx.marks.mark_batch(self.query_id, self.number) is not self.is_new:
             raise PlanOutdated
