@@ -223,3 +223,11 @@ def test_of_a_topic_that_is_deleted_it_is_told_what_the_job_must_not_read_and_th
     assert said(deleted(None, *topics, executed=True)) == [done, *named, start]
     others = "! Another application uses this group in Kafka. A job that reads the topic begins at its offsets."
     assert said(replace(deleted(None, *topics), contested=True)) == [planned, others]
+
+
+def test_a_deleted_group_that_another_application_uses_in_kafka_gets_no_command_that_removes_its_offsets() -> None:
+    others = "! Another application uses this group in Kafka. A new job of this name begins at its offsets."
+    words = said(replace(deleted(None), contested=True))
+    assert others in words
+    assert not any("kafka-consumer-groups" in line for line in words)
+    assert any("--delete --group billing" in line for line in said(deleted(None)))
