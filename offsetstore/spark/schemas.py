@@ -24,7 +24,7 @@ _VALUES: Final = {
     *("date", "time", "timestamp", "timestamp_ntz", "daytimeinterval", "void"),
 }
 
-# As our own JSON has it: whole microseconds, offsets, and the fields that are NULL.
+# The same as our own JSON: whole microseconds, offsets, and fields that are NULL.
 _JSON: Final = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
