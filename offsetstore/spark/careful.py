@@ -299,7 +299,7 @@ class _Computation:
 
         :return: how many rows they make that are not rejected.
         """
-        # Bounds in maps are no part of the code that Spark generates, which is compiled once for all tries (decision 0048).
+        # Bounds in maps are no part of the code that Spark generates: that is compiled once for all (decision 0048).
         zero = F.col(_NUMBER).isNull().cast("int")
         first, last = (F.create_map(F.lit(0), F.lit(bound))[zero] for bound in (begin, end))
         kept = self._records(without).where((F.col(_NUMBER) >= first) & (F.col(_NUMBER) < last))
@@ -316,6 +316,7 @@ class _Computation:
         except Exception as error:
             if (failed := function_failed(error, has_handler=self.outputs.handler is not None)) is None:
                 raise
+            # It is kept for as long as the search lasts, and its frames hold records.
             without_frames(error)
             return failed
 
@@ -344,7 +345,7 @@ def _digest(topic: Column, partition: Column) -> Column:
 
 
 def _without_rejects(table: pa.Table, rejected: dict[int, Rejected]) -> pa.Table:
-    """Drop the rejected rows' column, and add its reasons to ``rejected``."""
+    """Drop the column, and add its reasons to ``rejected``."""
     if REJECT not in table.column_names:
         return table
     bad = table.filter(are_rejected(table.column(REJECT)))

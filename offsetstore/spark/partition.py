@@ -55,7 +55,7 @@ from offsetstore.writers.append import Append
 from offsetstore.writers.upsert import Upsert
 
 TASK_THRESHOLD: Final = 10_000
-"""In offsets: the driver writes a batch that has at most as many."""
+"""In offsets: the driver writes a batch of at most as many, since starting tasks takes longer (decision 0030)."""
 
 _log = logging.getLogger(__name__)
 _pickler: Any = cloudpickle
@@ -108,7 +108,8 @@ class PerPartition:
         if self._recovery is not None and self._recovery.is_careful(batch.ranges):
             return self._whole.write_carefully(batch, stored)
         if count_offsets(batch.ranges) <= self._threshold:
-            if not self._was_checked:  # a job that tasks would refuse must not run until its first large batch
+            # A job that tasks would refuse must not run for weeks, until its first large batch (decision 0030).
+            if not self._was_checked:
                 self._rows(batch.frame)
                 check_once(batch.frame.sparkSession)
                 self._was_checked = True
@@ -131,6 +132,7 @@ class PerPartition:
         if not plan.is_worth_computing(self._claim):
             commit(self._claim, Unit(plan.decisions, None))
             return stored.written(watch.seconds)
+        # Where each partition has a row, no task needs a lock on the group's.
         create_rows(self._claim, plan)
         watch.lap("plan")
         remaining = plan.remaining()
@@ -200,8 +202,8 @@ class PerPartition:
             raise refused
         ranges = {tp: plan.decisions[tp].remaining}
         if count_offsets(ranges) > LARGE:  # the rows of a part are collected on the driver
-            place = f"first refused at one of the records {describe(ranges)}, too many to look for it"
-            raise refused.among(ranges, place, stored={}, next_step=refused.next_step)
+            where = f"first refused at one of the records {describe(ranges)}, too many to look for it"
+            raise refused.among(ranges, where, stored={}, next_step=refused.next_step)
         self._whole.write_in_halves(refused, batch, plan.at(ranges), stored, watch)
 
     def _run(
@@ -234,7 +236,7 @@ class PerPartition:
             keeps_kafka,
             texts,
         )
-        # The tasks write while they read, so this can't be checked in between.
+        # Tasks write while they read: a topic that is recreated meanwhile shows one batch late (decision 0017).
         check_topics(self._claim, plan.stored, batch.ranges)
         failpoints.reach("before_lock")
         try:
@@ -277,11 +279,9 @@ class PerPartition:
         return frame
 
     def _lock_timeout(self, session: SparkSession, attempt: int) -> float:
-        """Return for how many seconds a task waits for the lock on its partition's row.
-
-        If a speculative copy of a task times out, that also ends the original: right if it is frozen, wrong if it is
-        only slow. So each attempt waits twice as long as the last.
-        """
+        """For how many seconds a task waits for the lock on its partition's row."""
+        # A speculative copy that times out ends the original, which may only be slow: so each attempt waits twice as
+        # long as the last (decision 0017).
         return self._claim.timeouts.lock * (2 ** (attempt - 1) if is_speculative(session) else 1)
 
 
@@ -290,7 +290,7 @@ def _with_seconds(later: Written | None, seconds: Mapping[str, float]) -> Writte
     if later is None:
         return None
     phases = {**seconds, **later.seconds}
-    return Written(later.rows, {one: seconds.get(one, 0.0) + later.seconds.get(one, 0.0) for one in phases})
+    return Written(later.rows, {phase: seconds.get(phase, 0.0) + later.seconds.get(phase, 0.0) for phase in phases})
 
 
 def _raise_failed(results: Sequence[TaskResult]) -> Exception | None:
