@@ -1,7 +1,7 @@
 """The same job as people write it today, for comparison: ``python -m offsetstore.demo.at_least_once``.
 
 ``foreachBatch`` with Spark's JDBC writer, then an upsert of the sums by hand, in a transaction; the checkpoint
-remembers how far it is. It is no worse than it has to be: a batch that is run again is written again.
+remembers how far it got. It is no worse than it has to be: a batch that is run again is written again.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLetter:
-    """The dead letter of a broken flight: its record, and what must reject it."""
+    """The dead letter of a broken flight: its record and its cause."""
 
     cause: Cause
     key: bytes | None
@@ -130,7 +130,7 @@ class Kind:
     """A way to break a flight.
 
     :param words: what is wrong with it, for the report.
-    :param cause: what must reject it.
+    :param cause: of its dead letter.
     :param changes: its wrong values; with none, half of its JSON is missing.
     """
 

@@ -29,7 +29,7 @@ _CORRUPT: Final = "_corrupt_record"  # Spark puts what it can't read into a colu
 
 
 def start_session(name: str) -> SparkSession:
-    """Start Spark, and print the process id of its Java, which must have ended before the next start."""
+    """Start Spark, and print the process id of its Java, which a kill must end too."""
     # The demo starts Spark about ten times.
     os.environ["SPARK_LAUNCHER_OPTS"] = QUICK
     session = local_session(name, extra_conf={**quick_conf(spark_conf()), "spark.sql.adaptive.enabled": "false"})
@@ -39,7 +39,6 @@ def start_session(name: str) -> SparkSession:
 
 
 def parse(batch: DataFrame) -> DataFrame:
-    """Turn Kafka's records into flights."""
     return batch.select(F.from_json(F.col("value").cast("string"), _SCHEMA).alias("flight")).select("flight.*")
 
 

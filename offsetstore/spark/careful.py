@@ -299,7 +299,7 @@ class _Computation:
 
         :return: how many rows they make that are not rejected.
         """
-        # Bounds in maps are no part of the code that Spark generates: that is compiled once for all (decision 0048).
+        # Bounds in maps are not part of the code that Spark generates: it is compiled once (decision 0048).
         zero = F.col(_NUMBER).isNull().cast("int")
         first, last = (F.create_map(F.lit(0), F.lit(bound))[zero] for bound in (begin, end))
         kept = self._records(without).where((F.col(_NUMBER) >= first) & (F.col(_NUMBER) < last))

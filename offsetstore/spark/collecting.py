@@ -70,7 +70,7 @@ class CollectedRows:
             yield place if isinstance(place, pa.RecordBatch) else self._read(*place)
 
     def put_in_order(self, order: Sequence[int]) -> None:
-        """Set the order in which batches are read, by their numbers, from 0, in the order in which they arrived."""
+        """Set the order of reading: the numbers, from 0, that batches got as they arrived."""
         self._places = [self._places[number] for number in order]
 
     def _written(self, batch: pa.RecordBatch) -> tuple[int, int]:

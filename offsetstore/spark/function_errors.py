@@ -97,7 +97,7 @@ _DEEPEST: Final = 32
 class JavaError:
     """One of Java's errors.
 
-    :param classes: its class, and the superclasses of that.
+    :param classes: its class and superclasses.
     :param condition: Spark's error class.
     :param traceback: of a Python worker.
     """
@@ -126,9 +126,9 @@ class JavaError:
 
 
 def function_failed(error: Exception, *, has_handler: bool = False) -> FunctionFailed | None:
-    """Our error for one with which a record may have ended a Spark job.
+    """Our error for one of a Spark job that a record may have caused.
 
-    :param has_handler: whether a handler makes the rows. Its errors are no errors of Spark: only what is read can be.
+    :param has_handler: whether a handler makes the rows. It raises none in Spark: only reading a record can fail.
     :return: ``None`` for what no record causes: an outage, a query that can't be planned, a job that was cancelled. For
         all other errors, only a trial tells (decision 0048).
     """
@@ -154,7 +154,7 @@ def function_failed(error: Exception, *, has_handler: bool = False) -> FunctionF
 
 
 def typed(error: BaseException) -> BaseException:
-    """Return our error for one of Java's or of a database that nothing has explained, without its text; else the error.
+    """Return our error for an unexplained one of Java's or a database's, without its text; any other error as it is.
 
     Anything else that a function of the job raises on the driver stays as it is, also if Spark can't analyse its query.
     """

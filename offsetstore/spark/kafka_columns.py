@@ -52,7 +52,7 @@ def looked_up(numbers: Mapping[str, int], key: Column) -> Column:
 def with_coordinates(batch: DataFrame, names: Collection[str] = ()) -> DataFrame:
     """Add `KAFKA`, which a transform may keep for writers that order by offset.
 
-    :param names: of the headers that `KAFKA` gets, too, if the batch has any.
+    :param names: of the headers to add to `KAFKA`, if the batch has headers.
     """
     fields = [F.col(name) for name in ("topic", "partition", "offset", "timestamp")]
     if names and "headers" in batch.columns:
@@ -61,7 +61,7 @@ def with_coordinates(batch: DataFrame, names: Collection[str] = ()) -> DataFrame
 
 
 def with_checked_coordinates(frame: DataFrame, topics: Collection[str]) -> DataFrame:
-    """Keep only those fields of `KAFKA` that a task checks: sending each to the Python worker takes time.
+    """Keep only the fields of `KAFKA` that a task checks: sending each to the Python worker takes time.
 
     :param topics: the batch's; with only one, the topic is left out.
     """

@@ -72,7 +72,7 @@ class MicroBatch:
         :param offsets: the number of its offsets.
         """
         writers = self.outputs.writers
-        # On disk alone above that, so that no heap grows with the batch (decision 0015).
+        # A large batch is on disk alone, so that no heap grows with it (decision 0015).
         level = StorageLevel.DISK_ONLY if offsets > LARGE else StorageLevel.MEMORY_AND_DISK_DESER
         # Spark computes each output anew, and what they share must agree (decision 0027).
         with computed_once(given, level) if len(writers) > 1 else nullcontext(dict) as share:

@@ -55,7 +55,7 @@ from offsetstore.writers.append import Append
 from offsetstore.writers.upsert import Upsert
 
 TASK_THRESHOLD: Final = 10_000
-"""In offsets: the driver writes a batch of at most as many, since starting tasks takes longer (decision 0030)."""
+"""In offsets: the driver writes a batch of up to this size, since starting tasks would take longer (decision 0030)."""
 
 _log = logging.getLogger(__name__)
 _pickler: Any = cloudpickle
@@ -132,7 +132,7 @@ class PerPartition:
         if not plan.is_worth_computing(self._claim):
             commit(self._claim, Unit(plan.decisions, None))
             return stored.written(watch.seconds)
-        # Where each partition has a row, no task needs a lock on the group's.
+        # Where each partition has a row, no task needs a share lock on the group's row.
         create_rows(self._claim, plan)
         watch.lap("plan")
         remaining = plan.remaining()
@@ -181,7 +181,7 @@ class PerPartition:
         return False
 
     def _write_in_halves(self, error: Exception, batch: MicroBatch, stored: Stored, watch: Stopwatch) -> Written | None:
-        """Write what tasks have not, on the driver, up to the record that can't be computed."""
+        """On the driver, write what tasks have not written, up to the record that can't be computed."""
         self._whole.write_in_halves(error, batch, DeliveryPlan.of(self._claim, batch.ranges), stored, watch)
         return stored.written(watch.seconds)
 
@@ -253,7 +253,7 @@ class PerPartition:
     def _note_stored(
         self, claim: TaskClaim, plan: DeliveryPlan, stored: Stored, done: Mapping[TopicPartition, int]
     ) -> None:
-        """Do for the claim what tasks that have stored these partitions did for their copies of it.
+        """Update the claim as the tasks that stored these partitions updated their copies of it.
 
         :param done: their rows.
         """
@@ -272,7 +272,6 @@ class PerPartition:
         self._note_stored(claim, plan, stored, dict.fromkeys(done, 0))
 
     def _rows(self, records: DataFrame) -> DataFrame:
-        """Call transform, and check that each row is made from one record."""
         given = self._outputs.given(records)
         [frame] = self._outputs.transform(given, keep_kafka=True).values()
         check_row_by_row(given, frame)

@@ -2,7 +2,7 @@
 
 Or it is a struct of a ``code``, which lists show, and a ``reason``; a good row has NULL, or NULL in both.
 
-A handler's failure is a struct of another kind, in the same column, for which a `Handler` is a transform that rejects.
+A handler's failure is a struct of another kind in the same column: a `Handler` is a transform that rejects, too.
 
 While a batch is computed the column has a name of its own, which no table has. The ordinary ways to write only look
 whether any row is rejected; if so, nothing is written, and the batch is computed again carefully.
@@ -82,7 +82,7 @@ def none_rejected(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def are_rejected(column: Any) -> Any:
-    """For each row, whether it is rejected."""
+    """A mask of the rejected rows."""
     if not pa.types.is_struct(column.type) or _is_failure(column.type):
         return _compute.is_valid(column)
     code, reason = (_compute.is_valid(_compute.struct_field(column, name)) for name in REJECT_FIELDS)

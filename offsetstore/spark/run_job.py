@@ -57,9 +57,9 @@ def job() -> Job:
     An error that leaves the block is printed in at most 15 lines (with OFFSETSTORE_TRACE=1 in the environment, with
     the traces of Python and Java), and becomes the process's exit code: see docs/health.md.
 
-    SIGTERM and Ctrl-C stop the query after the batch that is being written, see `TransactionalSink.stop`; another one,
-    a second or more later, ends the process at once. Before `Job.run` they end the block. They are left alone in
-    threads other than the main one. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
+    SIGTERM and Ctrl-C stop the query after the batch that is being written, see `TransactionalSink.stop`; another
+    signal, a second or more later, ends the process at once. Before `Job.run` they end the block. In threads other than
+    the main one they are left alone. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
     """
     return Job()
 

@@ -1,4 +1,4 @@
-"""The Arrow types of Spark's columns: those that its record batches have, and those that are compared with a table."""
+"""The Arrow types of Spark's columns: in its record batches, and for the comparison with a table."""
 
 from __future__ import annotations
 

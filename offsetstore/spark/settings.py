@@ -21,7 +21,7 @@ Atomicity: TypeAlias = Literal["batch", "partition"]
 READER: Final = {
     # Kafka holds a fetch at the end of the log for 500 ms, and Spark's next request waits behind it (decision 0031).
     "kafka.fetch.max.wait.ms": "10",
-    # More is no faster, and Spark keeps the last poll of up to 64 consumers on each executor (decision 0031).
+    # More is no faster, and each executor keeps the last polled records of up to 64 consumers (decision 0031).
     "kafka.max.poll.records": "5000",
     "kafka.max.partition.fetch.bytes": str(4 << 20),
     "kafka.receive.buffer.bytes": str(1 << 20),

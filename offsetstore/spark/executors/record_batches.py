@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 _LENGTH: Final = 4
 _RECORDS: Final = 2_000
-"""In a record batch: as many of Kafka's largest records, by default of 1 MiB, stay below Arrow's limit of 2 GiB.
+"""In a record batch: 2,000 of Kafka's largest records, by default of 1 MiB, stay below Arrow's limit of 2 GiB.
 
 ``toArrowBatchRdd`` does not limit a batch's bytes (decision 0017).
 """

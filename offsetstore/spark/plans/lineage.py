@@ -80,7 +80,7 @@ def _kafka_columns(given: Any, made: Any) -> set[int]:
 
 
 class _NotRowByRow(Exception):
-    """A row may come from several records, or from none; the text says by what."""
+    """A row may come from several records, or from none; the text says why."""
 
 
 class _Lineage:
@@ -106,9 +106,7 @@ class _Lineage:
         if any(expression_id(column) == self._kafka and simple_name(column) == "Alias" for column in made):
             return {self._kafka}  # the sink itself made it here
         ids = self.columns(self._below(plan, operator))
-        ids |= {
-            expression_id(column) for column in made if is_renamed(column) and expression_id(column.child()) in ids
-        }
+        ids |= {expression_id(column) for column in made if is_renamed(column) and expression_id(column.child()) in ids}
         return ids.intersection(expression_id(column) for column in each(plan.output()))
 
     def _below(self, plan: Any, operator: str) -> Any:

@@ -30,7 +30,7 @@ _SHUFFLE_PARTITION: Final = "CoalescedPartitionSpec"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Rows of which task ``i`` has exactly those of partition ``tasks[i]``.
+    """Rows in tasks: task ``i`` has exactly the rows of partition ``tasks[i]``.
 
     ``moved`` tells why the rows had to be repartitioned, ``None`` if they were not.
     """
