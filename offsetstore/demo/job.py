@@ -1,8 +1,7 @@
 """The demo's job, exactly-once: ``python -m offsetstore.demo.job``.
 
 It appends each flight to ``flights`` and adds it to its carrier's month in ``carrier_delays``; both, and the offsets,
-in one transaction. It ends when all that is in the topic is stored. Where some flights are broken, it keeps them as
-dead letters.
+in one transaction. It ends when the whole topic is stored. If some flights are broken, it keeps them as dead letters.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ _CORRUPT: Final = "_corrupt_record"  # Spark puts what it can't read into a colu
 
 
 def start_session(name: str) -> SparkSession:
-    """Start Spark, quickly since the demo does so ten times, and print its process id: that of the process to end."""
+    """Start Spark, and print the process id of its Java, which a kill must end too."""
+    # The demo starts Spark about ten times.
     os.environ["SPARK_LAUNCHER_OPTS"] = QUICK
     session = local_session(name, extra_conf={**quick_conf(spark_conf()), "spark.sql.adaptive.enabled": "false"})
     context: Any = SparkContext
@@ -39,7 +39,6 @@ def start_session(name: str) -> SparkSession:
 
 
 def parse(batch: DataFrame) -> DataFrame:
-    """Turn Kafka's records into flights."""
     return batch.select(F.from_json(F.col("value").cast("string"), _SCHEMA).alias("flight")).select("flight.*")
 
 
@@ -55,7 +54,6 @@ def carrier_delays(flights: DataFrame) -> DataFrame:
 
 
 def transform(batch: DataFrame) -> dict[str, DataFrame]:
-    """Compute the rows for each table."""
     flights = parse(batch)
     return {"flights": flights, "carrier_delays": carrier_delays(flights)}
 
@@ -92,14 +90,15 @@ class KillPoint:
 
 
 def run(spark: SparkSession, settings: JobSettings) -> None:
-    """Run the query until it has read all there is."""
+    """Run the query until it has read the whole topic."""
     kafka = settings.kafka_options()
     into = {
         "flights": Append(OURS.flights),
         "carrier_delays": Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]),
     }
     compute = transform_with_letters if settings.dead_letters else transform
-    kept = DeadLetters(max_retries=0) if settings.dead_letters else None  # nothing about these flights will pass
+    # No retries: nothing about these flights will pass.
+    kept = DeadLetters(max_retries=0) if settings.dead_letters else None
     with OffsetStore.connect(settings.url, schema="public", observers=[BatchPrinter(), KillPoint()]) as store:
         claim = store.claim(GROUP, Broker.from_spark(kafka))
         sink = TransactionalSink(claim, compute, into=into, dead_letters=kept)
@@ -117,7 +116,6 @@ def run(spark: SparkSession, settings: JobSettings) -> None:
 
 
 def main() -> None:
-    """Run the job as a process of its own."""
     settings = JobSettings.from_environment()
     with connected(settings.url) as connection:
         OURS.create(connection)

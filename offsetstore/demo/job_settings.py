@@ -13,9 +13,9 @@ TOPIC: Final = "flights"
 PARTITIONS: Final = 4
 GROUP: Final = "carrier-delays"
 BATCHES: Final = 24
-"""The number of micro-batches that the input is cut into, about."""
+"""About how many micro-batches the input is cut into."""
 JDBC_NAME: Final = "demo at-least-once"
-"""The ``application_name`` of Spark's JDBC writer, which shows others that it runs."""
+"""The ``application_name`` of Spark's JDBC writer, by which another connection sees it."""
 
 URL: Final = "OFFSETSTORE_URL"
 BOOTSTRAP: Final = "OFFSETSTORE_DEMO_BOOTSTRAP"
@@ -45,7 +45,7 @@ class JobSettings:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Read them.
+        """Read the settings.
 
         :raises ConfigurationError: one of `REQUIRED` is not set.
         """
@@ -74,7 +74,6 @@ class JobSettings:
         }
 
     def kafka_options(self) -> dict[str, str]:
-        """Return the options of Spark's Kafka source."""
         return {
             "kafka.bootstrap.servers": self.bootstrap_servers,
             "subscribe": TOPIC,
@@ -83,6 +82,6 @@ class JobSettings:
 
 
 def pause() -> tuple[str, int]:
-    """Read from `PAUSE` where the job is to stop, and in which batch; in batch 0, which there never is, by default."""
+    """Read from `PAUSE` where the job is to stop, and in which batch: by default in batch 0, which never comes."""
     point, _, nth = os.environ.get(PAUSE, "").partition(":")
     return point, int(nth or 0)

@@ -42,7 +42,7 @@ _JVM_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class DemoJob:
-    """One of the two.
+    """One of the two jobs.
 
     :param tables: where it writes.
     :param points: where it is killed.
@@ -55,7 +55,6 @@ class DemoJob:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
         return self.name.replace("_", "-")
 
 
@@ -124,13 +123,12 @@ class Killed:
 
     @property
     def records(self) -> int:
-        """How many the batch had."""
         return sum(until - first for first, until in self.range.values())
 
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of one run. ``batch`` is the one that has begun and is not done, ``last`` the one that began last."""
+    """Progress of one run. ``batch`` has begun and is not done; ``last`` is the batch that began last."""
 
     events: int = 0
     begun: int = 0
@@ -160,16 +158,14 @@ class Progress:
         return self.batch is not None or bool(self.reached)
 
     def is_time(self, kill: Kill, jdbc_writes: Callable[[], bool]) -> bool:
-        """Whether to send the signal now.
-
-        A random time is a share of the previous batch's. If this batch is quicker than that, the next one is tried.
-        """
+        """Whether to send the signal now."""
         if not kill.meets_it_running:
             return self.reached == kill.point
         if self.batch is None or self.begun < kill.nth:
             return False
         if kill.point == JDBC_WRITE:
             return jdbc_writes()
+        # How long this batch will take is not known: if it is quicker than this share of the last, the next is tried.
         return time.monotonic() >= self.batch.at + kill.fraction * self.seconds
 
 
@@ -177,7 +173,7 @@ class Progress:
 class JobResult:
     """What happened from a job's first start to its end, and what it left.
 
-    ``batches``: how many were begun, by all its runs.
+    ``batches``: how many were begun, in all its runs.
     """
 
     seconds: float
@@ -189,7 +185,7 @@ class JobResult:
 
     @property
     def looks_apart(self) -> int:
-        """How many looks saw rows and letters that the stored offsets don't match: none, if all change at once."""
+        """How many looks saw rows and letters that don't match the stored offsets: none, if all change together."""
         return sum(look.passed != look.offsets for look in self.looks)
 
     @property
@@ -198,7 +194,6 @@ class JobResult:
         return sum(kill.in_batch and kill.exit_status == -signal.SIGKILL for kill in self.kills)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for the report."""
         return {
             **asdict(self.findings),
             "seconds": round(self.seconds, 1),
@@ -242,7 +237,6 @@ class DemoSupervisor:
 
     @property
     def note(self) -> str:
-        """A few words on how it goes."""
         return f"{len(self._killed)} kills, {self._batches} batches"
 
     @property
@@ -285,7 +279,8 @@ class DemoSupervisor:
         at = round(watch.seconds, 2)
         exit_status = process.kill(group=kill.target == "process group")
         deadline = time.monotonic() + _JVM_SECONDS
-        while process.jvm_runs and time.monotonic() < deadline:  # it ends by itself when Python is gone, a little later
+        # Without Python, Java ends by itself a little later.
+        while process.jvm_runs and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
         process.finish_reading()
         _follow(process, progress)  # what it printed just before the signal came

@@ -21,7 +21,7 @@ _STEPS: Final = (1, 2, 2.5, 5, 10)
 
 
 def summary(produced: int, results: Results) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table at the end: what it counts, and a column for each job; ours is the first."""
+    """Header and rows of the table at the end: what is counted, and a column for each job, ours first."""
     figures = [_figures(produced, result) for result in results.values()]
     has_letters = any(result.findings.letters for result in results.values())
     rows = [
@@ -51,14 +51,14 @@ def write_report(directory: Path, produced: int, results: Results, seed: int) ->
     directory.mkdir(parents=True, exist_ok=True)
     kills = [kill for result in results.values() for kill in result.kills]
     ours = results.get("offsetstore")
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "produced": produced,
         "seed": seed,
         "kills": [asdict(kill) for kill in kills],
         **{job: result.as_json() for job, result in results.items()},
         **({"looks_apart": ours.looks_apart} if ours else {}),
     }
-    (directory / "report.json").write_text(json.dumps(found, indent=2) + "\n")
+    (directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     looks = [look for result in results.values() for look in result.looks]
     scale = Scale(max(look.at for look in looks), round(_HEADROOM * max(produced, *(look.passed for look in looks))))
     columns, rows = summary(produced, results)
@@ -102,11 +102,9 @@ class Scale:
     bottom: ClassVar = 34
 
     def x(self, at: float) -> float:
-        """From the left."""
         return round(self.left + (self.width - self.left - self.right) * at / self.seconds, 1)
 
     def y(self, landed: float) -> float:
-        """From the top."""
         bottom = self.height - self.bottom
         return round(bottom - (bottom - self.top) * landed / self.flights, 1)
 

@@ -51,7 +51,7 @@ def is_proven(produced: int, flights: int, results: Results) -> bool:
 def run_demo(
     screen: Screen, logs: Path, *, flights: int, seed: int, jobs: Sequence[DemoJob], poison: int, dashboard: bool
 ) -> tuple[int, dict[JobName, JobResult]]:
-    """Run it. All that is started is stopped, even after an error.
+    """Run the demo. Everything that it starts is stopped, even after an error.
 
     :param logs: a directory for the output of the jobs.
     :param flights: how many in all.
@@ -64,7 +64,8 @@ def run_demo(
     ledger = Ledger()
     screen.begin("Servers")
     notice = partial(screen.show, 0)
-    quick_conf(spark_conf(notice=notice), notice=notice)  # fetch here what the jobs need, where it is shown
+    # What the jobs need is fetched here, where it is shown.
+    quick_conf(spark_conf(notice=notice), notice=notice)
     with (
         tempfile.TemporaryDirectory(prefix="offsetstore-demo-") as checkpoints,
         PostgresServer() as postgres,
@@ -100,9 +101,9 @@ def run_demo(
 
 @contextmanager
 def serve_dashboard(url: str, bootstrap_servers: str) -> Generator[str]:
-    """Serve it on a free port, and yield its address.
+    """Serve the dashboard on a free port, and yield its address.
 
-    :raises MissingDependency: a package that it needs is not installed.
+    :raises MissingDependency: a package that the dashboard needs is not installed.
     """
     serving = partial(find, "offsetstore.monitoring.dashboard.serving", what="--dashboard", extra="dashboard")
     with (

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a moving bar for each step at a terminal, a line now and then elsewhere."""
+"""What the demo shows while it runs: a moving bar for each step at a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INTERVAL: Final = 1000
 
 
 class Screen:
-    """Where the demo prints. One step is begun, shown and ended after the other.
+    """Where the demo prints. Steps are begun, shown and ended one after the other.
 
     :param progress: disabled if there is no terminal.
     """
@@ -69,7 +69,7 @@ class Screen:
 
 @contextmanager
 def open_screen() -> Generator[Screen]:
-    """Open it on standard output."""
+    """Open a screen on standard output."""
     console = Console(highlight=False)
     columns = (
         TextColumn("{task.description:<22}"),

@@ -66,7 +66,7 @@ class JobTables:
     carrier_delays: str
 
     def create(self, connection: Connection) -> None:
-        """Create the missing ones, as the job itself does at its start."""
+        """Create the missing tables, as the job itself does at its start."""
         columns = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
         sums = ", ".join(f"{name} bigint NOT NULL" for name in ADDED)
         connection.exec_driver_sql(f"CREATE TABLE IF NOT EXISTS {self.flights} ({columns})")
@@ -79,7 +79,7 @@ class JobTables:
 OURS: Final = JobTables("flights", "carrier_delays")
 THEIRS: Final = JobTables("flights_alo", "carrier_delays_alo")
 
-# The origins of all the CSV's flights. The constraints are named, as a letter names them.
+# The three are the origins of all flights in the CSV. Constraints have names, since a letter tells which refused it.
 _RULES: Final = (
     "CREATE TABLE airports (faa text PRIMARY KEY)",
     "INSERT INTO airports VALUES ('EWR'), ('JFK'), ('LGA')",
@@ -92,7 +92,7 @@ _RULES: Final = (
 
 
 def add_rules(connection: Connection) -> None:
-    """Give our table the constraints that refuse broken flights. It must exist without them."""
+    """Add the constraints that refuse broken flights to our table, which was created without them."""
     for statement in _RULES:
         connection.exec_driver_sql(statement)
 
@@ -112,7 +112,7 @@ WHERE application_name = %s AND state <> 'idle' AND query ILIKE 'INSERT INTO%%'
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was there, ``at`` seconds after the job's first start; ``offsets`` is how far the store says it is."""
+    """What was stored ``at`` seconds after the job's first start; ``offsets`` is the sum of the stored offsets."""
 
     at: float
     landed: int
@@ -121,12 +121,12 @@ class Observation:
 
     @property
     def passed(self) -> int:
-        """The flights that have landed, or have become letters."""
+        """How many flights have landed, or have become letters."""
         return self.landed + self.letters
 
 
 class LandingWatch:
-    """Looks now and then at what has landed, over a connection of its own.
+    """Looks now and then at what has landed, over its own connection.
 
     :param seen: called with each look.
     """
@@ -140,11 +140,9 @@ class LandingWatch:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
         return time.monotonic() - self._begin
 
     def look(self) -> Observation:
-        """Look now."""
         with self._engine.connect() as connection:
             landed, offsets, letters = connection.exec_driver_sql(self._query, (GROUP, TOPIC) * 2).one()
         look = Observation(self.seconds, landed, offsets, letters)
@@ -153,7 +151,6 @@ class LandingWatch:
         return look
 
     def look_if_due(self) -> None:
-        """Look, unless the last look was just now."""
         if not self.looks or self.seconds >= self.looks[-1].at + _SECONDS:
             self.look()
 
@@ -163,7 +160,6 @@ class LandingWatch:
             return bool(connection.exec_driver_sql(_JDBC_WRITES, (JDBC_NAME,)).scalar_one())
 
     def close(self) -> None:
-        """Close the connection."""
         self._engine.dispose()
 
 
@@ -186,7 +182,7 @@ class Findings:
     :param duplicated: surplus rows.
     :param wrong_aggregates: carrier-months.
     :param letters: dead letters.
-    :param wrong_letters: those that belong to no broken flight, or to one that has its letter already.
+    :param wrong_letters: letters of no broken flight, or of one that has its letter already.
     """
 
     stored: int
@@ -208,12 +204,12 @@ def verify(url: str, tables: JobTables, ledger: Ledger) -> Findings:
     with connected(url) as connection:
         count = _COUNT.format(flights=tables.flights)
         stored, known = connection.exec_driver_sql(count, (ledger.flights, list(ledger.letters))).one()
-        found: dict[CarrierMonth, Delays] = {
+        delays: dict[CarrierMonth, Delays] = {
             (carrier, year, month): Delays(*sums) for carrier, year, month, *sums in connection.exec_driver_sql(query)
         }
         letters = Counter(ExpectedLetter(*letter) for letter in connection.exec_driver_sql(_LETTERS, (GROUP, TOPIC)))
-    keys = found.keys() | ledger.delays.keys()
-    wrong = sum(found.get(key) != ledger.delays.get(key) for key in keys)
+    keys = delays.keys() | ledger.delays.keys()
+    wrong = sum(delays.get(key) != ledger.delays.get(key) for key in keys)
     expected = Counter(ledger.letters.values())
     return Findings(
         stored,

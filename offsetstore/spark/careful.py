@@ -67,44 +67,40 @@ class Numbering(Protocol):
 
 
 class OfRanges:
-    """Counts the offsets of ranges, also those that have no record."""
+    """A `Numbering` of the offsets of ranges, also of those that have no record."""
 
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = sorted(ranges.items())
         *self._begins, self.size = accumulate((range_.size for _, range_ in self._ranges), initial=0)
 
     def column(self, topic: Column, partition: Column, offset: Column) -> Column:
-        """See `Numbering`."""
         ranges = zip(self._ranges, self._begins, strict=True)
         return by_partition({tp: begin - range_.from_ for (tp, range_), begin in ranges}, topic, partition) + offset
 
     def record(self, number: int) -> Coordinates:
-        """See `Numbering`."""
         place = bisect_right(self._begins, number) - 1
         tp, range_ = self._ranges[place]
         return tp, range_.from_ + number - self._begins[place]
 
 
 class OfRecords:
-    """Counts the given records, which are in order."""
+    """A `Numbering` of listed records, which are in order."""
 
     def __init__(self, records: Sequence[Coordinates]) -> None:
         self._records = records
         self.size = len(records)
 
     def column(self, topic: Column, partition: Column, offset: Column) -> Column:
-        """See `Numbering`."""
         numbers = {f"{at}-{tp.partition}-{tp.topic}": number for number, (tp, at) in enumerate(self._records)}
         return looked_up(numbers, F.concat_ws("-", offset, partition, topic))
 
     def record(self, number: int) -> Coordinates:
-        """See `Numbering`."""
         return self._records[number]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Careful(ComputedPart):
-    """See the module. Its numbers are those of the `Numbering`, and equal keys have equal ones.
+    """See the module. Records have the numbers of the `Numbering`; those of one key are equal in ``keys``.
 
     :param _records: with the Kafka source's columns, and their numbers.
     """
@@ -113,7 +109,6 @@ class Careful(ComputedPart):
     _records: DataFrame = field(repr=False)
 
     def record(self, number: int) -> Coordinates:
-        """See `CarefulPart`."""
         return self.numbering.record(number)
 
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
@@ -125,7 +120,7 @@ class Careful(ComputedPart):
             return {}
         chosen = self._records.where(f"{_NUMBER} IN ({', '.join(map(str, numbers))})")
         has_headers = "headers" in chosen.columns
-        found = chosen.select(
+        table = chosen.select(
             _NUMBER,
             "key",
             "value",
@@ -141,8 +136,9 @@ class Careful(ComputedPart):
                 row["timestamp_ms"],
                 row["timestampType"],
             )
-            for row in found.to_pylist()
+            for row in table.to_pylist()
         }
+        # A block that executors have lost is read from Kafka again, where a record may be gone (decision 0036).
         if payloads.keys() != set(numbers):
             raise PlanOutdated("records that were read can't be read again")
         return payloads
@@ -182,7 +178,7 @@ def computed_carefully(
         keys = records.select(_NUMBER, F.when(F.col("key").isNotNull(), key).alias("key")).toArrow()
         numbers = sorted(_values(keys, _NUMBER))
         by_record = {numbering.record(number): number for number in numbers} if suspects else {}
-        suspected = {by_record[one]: why for one, why in sorted((suspects or {}).items()) if one in by_record}
+        suspected = {by_record[record]: why for record, why in sorted((suspects or {}).items()) if record in by_record}
         computed, failed = _computed_without_failing(computation, numbers, suspected, seconds, check)
         by_number = zip(_values(keys, _NUMBER), _values(keys, "key"), strict=True)
         rejected: dict[int, Rejected] = {}
@@ -201,6 +197,7 @@ def computed_carefully(
             _records=records,
         )
     except Exception as error:
+        # A half may stay below spark.driver.maxResultSize.
         if is_over_limit(error):
             raise Halve(error) from None
         raise
@@ -218,8 +215,8 @@ def computed_letters(
     :raises Halve: the rows are too many for the driver, or can't be computed.
     """
     records = OfRecords([(letter.topic_partition, letter.offset) for letter in letters])
-    given = outputs.handled_letters(letters_frame(spark, letters, columns), letters)
-    with outputs.telling_calls(), computed_carefully(outputs, given, records, has_sequences=True) as careful:
+    handled = outputs.handled_letters(letters_frame(spark, letters, columns), letters)
+    with outputs.telling_calls(), computed_carefully(outputs, handled, records, has_sequences=True) as careful:
         yield careful
 
 
@@ -230,14 +227,15 @@ def _computed_without_failing(
     seconds: float,
     check: Callable[[], None],
 ) -> tuple[dict[str, pa.Table], dict[int, FunctionFailed]]:
-    """Compute what can be, after all that can't be was found."""
+    """Find the records that can't be computed, then compute all others."""
     deadline = time.monotonic() + seconds
     failed = {number: why for number, why in suspects.items() if why is not None}
     computed = computation.rows(without=[*failed])
-    if not isinstance(computed, dict):  # the database alone may have refused the others
+    if not isinstance(computed, dict):
+        # Suspects without an error are tried only now: the database alone may have refused them.
         others = [number for number in suspects if number not in failed]
-        if found := computation.failing(others, deadline=deadline, check=check):
-            failed |= found
+        if failing := computation.failing(others, deadline=deadline, check=check):
+            failed |= failing
             check()
             computed = computation.rows(without=[*failed])
     if not isinstance(computed, dict):
@@ -255,10 +253,11 @@ def _computed_without_failing(
             places, place = up.failed, rest[up.place]
         failed |= {rest[at]: error for at, error in places.items()}
         if place is not None:
-            found = {computation.numbering.record(number): error for number, error in failed.items()}
-            raise Halve(computed, place=place, suspects=found)
+            by_record = {computation.numbering.record(number): error for number, error in failed.items()}
+            # Cut behind what was found: halves of it would be searched again (decision 0048).
+            raise Halve(computed, place=place, suspects=by_record)
         computed = computation.rows(without=[*failed])
-        if not isinstance(computed, dict):  # something else than single records
+        if not isinstance(computed, dict):  # no single record is to blame
             raise Halve(computed) from None
     return computed, failed
 
@@ -275,7 +274,6 @@ class _Computation:
     numbering: Numbering
 
     def rows(self, without: Sequence[int]) -> dict[str, pa.Table] | FunctionFailed:
-        """Compute the rows of all records but some."""
         return self._or_failed(lambda: self._rows(self.outputs.given(self._records(without).drop(_NUMBER))))
 
     def _rows(self, given: DataFrame) -> dict[str, pa.Table]:
@@ -301,7 +299,7 @@ class _Computation:
 
         :return: how many rows they make that are not rejected.
         """
-        # Bounds in maps are no part of the code that Spark generates: it is compiled once for all tries.
+        # Bounds in maps are not part of the code that Spark generates: it is compiled once (decision 0048).
         zero = F.col(_NUMBER).isNull().cast("int")
         first, last = (F.create_map(F.lit(0), F.lit(bound))[zero] for bound in (begin, end))
         kept = self._records(without).where((F.col(_NUMBER) >= first) & (F.col(_NUMBER) < last))
@@ -318,11 +316,11 @@ class _Computation:
         except Exception as error:
             if (failed := function_failed(error, has_handler=self.outputs.handler is not None)) is None:
                 raise
+            # It is kept for as long as the search lasts, and its frames hold records.
             without_frames(error)
             return failed
 
     def fails(self, number: int) -> FunctionFailed | None:
-        """Compute one record, and forget its rows."""
         made = self.counted(number, number + 1)
         return made if isinstance(made, FunctionFailed) else None
 
@@ -341,25 +339,26 @@ class _Computation:
 
 
 def _digest(topic: Column, partition: Column) -> Column:
-    """As `offsetstore.protocol.letters.digest` makes it."""
+    """The same as `offsetstore.protocol.letters.digest`."""
     place = F.concat(topic, F.lit("\0"), partition.cast("string"), F.lit("\0"))
     return F.unhex(F.sha2(F.concat(F.encode(place, "UTF-8"), F.col("key")), 256))
 
 
 def _without_rejects(table: pa.Table, rejected: dict[int, Rejected]) -> pa.Table:
-    """Take out the column, and add its reasons."""
+    """Drop the column, and add its reasons to ``rejected``."""
     if REJECT not in table.column_names:
         return table
     bad = table.filter(are_rejected(table.column(REJECT)))
+    # An outage is handed on as a reject, and blames no record (decision 0086).
     raise_outage(bad.column(REJECT).combine_chunks())
-    for number, given in zip(_values(bad, _NUMBER), shown(bad.column(REJECT)), strict=True):
-        rejected.setdefault(number, reject_of(given))
+    for number, reject in zip(_values(bad, _NUMBER), shown(bad.column(REJECT)), strict=True):
+        rejected.setdefault(number, reject_of(reject))
     return table.drop_columns([REJECT])
 
 
 def _ordered(outputs: SparkOutputs, name: str, table: pa.Table, size: int) -> RowsByRecord:
     listed = _values(table, _NUMBER)
-    if any(one > next_ for one, next_ in pairwise(listed)):
+    if any(number > next_ for number, next_ in pairwise(listed)):
         table = table.take(_compute.sort_indices(table.column(_NUMBER)))
     counts = array("q", bytes(8 * size))
     for number in listed:

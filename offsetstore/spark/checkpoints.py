@@ -1,7 +1,7 @@
 """Checkpoints on any file system that Spark supports.
 
-Those of stateless queries are pruned: each claim has its own, and earlier ones are not read again. The checkpoint of a
-job to be adopted is read.
+Checkpoints of stateless queries are pruned: each claim has its own, and earlier ones are not read again. The checkpoint
+of a job that is adopted is read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from offsetstore.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
+# As `Claim.checkpoint` names them; whatever else is under the base stays.
 _OURS = re.compile(r"(?P<epoch>\d+)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -63,17 +64,17 @@ def prune(session: SparkSession, base: str, *, epoch: int, retain: int) -> None:
     """
     try:
         files, directory = _file_system(session, base)
-        found = {status.getPath().getName(): status.getPath() for status in files.listStatus(directory)}
-        for name in outdated(found, epoch=epoch, retain=retain):
-            files.delete(found[name], True)  # noqa: FBT003 - Hadoop's "recursive"
+        paths = {status.getPath().getName(): status.getPath() for status in files.listStatus(directory)}
+        for name in outdated(paths, epoch=epoch, retain=retain):
+            files.delete(paths[name], True)  # noqa: FBT003 - Hadoop's "recursive"
     except Py4JError as error:
         _log.warning("old checkpoints under %s could not be removed: %s", base, _first_line(error))
 
 
 def outdated(names: dict[str, Any], *, epoch: int, retain: int) -> list[str]:
-    """The directories to remove."""
     epochs = {name: int(match["epoch"]) for name in names if (match := _OURS.fullmatch(name))}
     earlier = sorted((name for name, of in epochs.items() if of < epoch), key=lambda name: epochs[name])
+    # The claim's own is one of the retained.
     return earlier[: max(0, len(earlier) - (retain - 1))]
 
 
@@ -83,5 +84,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _file_system(session: Any, base: str) -> tuple[Any, Any]:
+    # Hadoop's client reads local paths too, so one way is enough (decision 0001).
     path = session._jvm.org.apache.hadoop.fs.Path(base)  # noqa: SLF001 - py4j's gateway
     return path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()), path  # noqa: SLF001

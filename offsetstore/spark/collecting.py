@@ -38,7 +38,7 @@ IN_MEMORY: Final = 64 << 20
 """The bytes of Arrow data that stay in memory."""
 
 LARGE: Final = 2_000_000
-"""In offsets: what the outputs of a batch that has more share is kept on disk alone, off the JVM's heap."""
+"""In offsets: what the outputs of a larger batch share is kept on disk alone, off the JVM's heap."""
 
 _LENGTH: Final = 4  # bytes before each record batch that Spark sends
 _CHUNK: Final = 1 << 20
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 class CollectedRows:
     """Record batches of one schema that can be read again and again; those beyond `IN_MEMORY` bytes are in a file.
 
-    :param schema: to which batches that Spark has made with another one are cast.
+    :param schema: batches that Spark made with another one are cast to it.
     :raises SinkError: the file can't be written, or, when it is read, is shorter than what was written.
     """
 
@@ -60,17 +60,17 @@ class CollectedRows:
         self._places: list[pa.RecordBatch | tuple[int, int]] = []  # in the file: position and size
         self.num_rows = self.nbytes = 0
         for batch in batches:
-            one = _as(schema, batch)
-            self.num_rows += one.num_rows
-            self.nbytes += one.nbytes
-            self._places.append(one if self.nbytes <= IN_MEMORY else self._written(one))
+            fitting = _as(schema, batch)
+            self.num_rows += fitting.num_rows
+            self.nbytes += fitting.nbytes
+            self._places.append(fitting if self.nbytes <= IN_MEMORY else self._written(fitting))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for place in self._places:
             yield place if isinstance(place, pa.RecordBatch) else self._read(*place)
 
     def put_in_order(self, order: Sequence[int]) -> None:
-        """Set the order in which batches are read, by their numbers, from 0, in the order in which they arrived."""
+        """Set the order of reading: the numbers, from 0, that batches got as they arrived."""
         self._places = [self._places[number] for number in order]
 
     def _written(self, batch: pa.RecordBatch) -> tuple[int, int]:
@@ -95,15 +95,15 @@ class CollectedRows:
         return written
 
     def _read(self, position: int, size: int) -> pa.RecordBatch:
-        found = os.pread(self._file.fileno(), size, position)
-        if len(found) != size:
+        data = os.pread(self._file.fileno(), size, position)
+        if len(data) != size:
             raise SinkError(
                 "the temporary file with the rows of a large batch is cut off; nothing was committed",
-                found=f"{len(found)} bytes at {position}",
+                found=f"{len(data)} bytes at {position}",
                 expected=f"{size}",
                 next_step="Start the query again: it reads the batch again.",
             )
-        return pa.ipc.read_record_batch(pa.py_buffer(found), self._schema)
+        return pa.ipc.read_record_batch(pa.py_buffer(data), self._schema)
 
 
 def collect(frame: DataFrame) -> CollectedRows:
@@ -140,6 +140,7 @@ def collect_by_partition(frame: DataFrame) -> CollectedRows:
     """
     parts = Parts.of(frame)
     context: Any = parts.context
+    # What is computed once is never computed again: a lost part could come back with other rows (decision 0068).
     parts.rdd.persist(context._getJavaStorageLevel(StorageLevel.DISK_ONLY))  # noqa: SLF001 - as RDD.persist() does
     try:
         try:
@@ -147,6 +148,7 @@ def collect_by_partition(frame: DataFrame) -> CollectedRows:
         except Exception as error:
             if function_failed(error) is None:
                 raise
+            # A full disk raises the same class as many a decoder: only a trial without keeping tells (decision 0078).
             parts.rdd.unpersist(False)  # noqa: FBT003 - Java
             parts.rdd.count()  # fails again if a record can't be computed
             raise SinkError(
@@ -178,14 +180,15 @@ def _by_partition(parts: Parts, count: int) -> Generator[pa.RecordBatch]:
         block = manager.get(spark.storage.RDDBlockId(parts.rdd.id(), number), tag)
         if block.isEmpty():
             raise PlanOutdated("executors have lost rows that they had computed")
+        # A stream: a task's result would go through the heaps of executor and driver as a whole (decision 0068).
         port, secret, server = jvm.PythonRDD.serveIterator(block.get().data(), "rows of a batch")
         with _connected(port, secret) as file:
             try:
                 while length := file.read(_LENGTH):
                     size = int.from_bytes(length)
-                    if len(found := file.read(size)) < size:  # Spark's own error is raised below, if it has one
+                    if len(data := file.read(size)) < size:  # Spark's own error is raised below, if it has one
                         break
-                    yield pa.ipc.read_record_batch(pa.py_buffer(found), parts.schema)
+                    yield pa.ipc.read_record_batch(pa.py_buffer(data), parts.schema)
                     count -= 1
             finally:
                 while file.read(_CHUNK):  # at its end, the block can be removed
@@ -216,8 +219,7 @@ class OnDriver(ArrowRows):
         return self.writer.write(work, map(none_rejected, self.batches()))
 
     def joined(self, later: Sequence[ArrowRows]) -> ArrowRows:
-        """See `KeptRows`."""
-        return _Joined(self.writer, [part for one in (self, *later) for part in one.parts])
+        return _Joined(self.writer, [part for rows in (self, *later) for part in rows.parts])
 
 
 class _Joined(OnDriver):
@@ -250,11 +252,11 @@ def _received(schema: pa.Schema, port: Any, secret: Any) -> CollectedRows:
     order: list[int] = []
 
     def batches(stream: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-        for found in stream:
-            if isinstance(found, pa.RecordBatch):
-                yield found
-            else:  # the last
-                order.extend(found)
+        for item in stream:
+            if isinstance(item, pa.RecordBatch):
+                yield item
+            else:  # the last: numbers of the batches, in Spark's order
+                order.extend(item)
 
     serializer: Any = ArrowCollectSerializer()
     with _connected(port, secret) as file:

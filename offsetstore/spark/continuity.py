@@ -73,7 +73,7 @@ def judge(
     is_new = batch_id == 0 and not is_marked
     ends = "the last committed batch of the kept checkpoint ends"
     # What is missing anywhere is told before what would be repeated elsewhere.
-    for tp, offset in sorted(begin.items(), key=lambda one: (stored[one[0]] >= one[1], one)):
+    for tp, offset in sorted(begin.items(), key=lambda item: (stored[item[0]] >= item[1], item)):
         at = stored[tp]
         places: dict[str, Any] = {"topic_partition": tp, "found": f"{at} stored", "expected": str(offset)}
         if is_new and at < offset:  # nothing is committed before batch 0: it began at the reader's startingOffsets
@@ -99,17 +99,20 @@ def judge(
 
 
 def check_start(claim: Claim, query: RunningQuery) -> bool:
-    """Compare the two for every partition that the query reads.
+    """Compare where the query starts with the stored offsets, for every partition that it reads.
 
-    :return: whether the query has begun its first trigger, so that where it starts is known.
+    :return: whether its start is known: it has begun its first trigger.
     :raises OffsetGap: it starts above a stored offset; nothing was written.
     """
-    begin = query.positions().begin  # before what is stored: a batch moves that first
+    # Before the stored offsets, which a batch meanwhile moves first.
+    begin = query.positions().begin
     if not begin:
         return False
+    # With a flush or manual marking, a query that is started again goes on above what is stored.
     delivered = claim.delivered
     stored = {tp: max(row.next_offset, delivered.get(tp, 0)) for tp, row in claim.offsets().items()}
     _refuse_above(begin, stored)
+    # Below costs only time, and is usual with a checkpoint that is not the claim's own, after a crash (decision 0060).
     if claim.starting is not None and claim.checkpoint_base is not None:
         _tell_below(begin, claim.starting.offsets)
     return True

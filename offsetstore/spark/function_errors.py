@@ -55,7 +55,7 @@ _OUT_OF_RANGE: Final = frozenset({"java.lang.ArithmeticException", "java.time.Da
 """What a timestamp raises that Spark can't convert."""
 
 _OF_A_RECORD: Final = "org.apache.kafka.common.errors.SerializationException"
-"""The one of Kafka's errors that a record causes: where a function of the JVM calls a deserializer."""
+"""The only one of Kafka's errors that a record causes: where a function of the JVM calls a deserializer."""
 _MALFORMED: Final = "KAFKA_MALFORMED_RECORD_TIMESTAMP"
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
@@ -69,8 +69,8 @@ _unlogged: Final = set[int]()
 def told_by_us() -> Generator[None]:
     """Keep PySpark from logging the errors that it raises in this thread.
 
-    It writes each to standard error as it makes it, with the values that it quotes and Java's stack, although the error
-    may be part of a search, and is told in the end in our own words.
+    PySpark writes each error to standard error when it makes it, with quoted values and Java's stack. But the error may
+    be part of a search, and is reported at the end, in our own words.
     """
     for name in LOGGERS:
         PySparkLogger.getLogger(name).addFilter(_is_logged)  # once, however often
@@ -97,7 +97,7 @@ _DEEPEST: Final = 32
 class JavaError:
     """One of Java's errors.
 
-    :param classes: its class, and the superclasses of that.
+    :param classes: its class and superclasses.
     :param condition: Spark's error class.
     :param traceback: of a Python worker.
     """
@@ -126,37 +126,37 @@ class JavaError:
 
 
 def function_failed(error: Exception, *, has_handler: bool = False) -> FunctionFailed | None:
-    """Our error for one with which a record may have ended a Spark job.
+    """Our error for one of a Spark job that a record may have caused.
 
-    :param has_handler: whether a handler makes the rows. Its errors are no errors of Spark: only what is read can be.
-    :return: ``None`` for what no record causes: an outage, a query that can't be planned, a job that was cancelled. Of
-        all others only a trial tells.
+    :param has_handler: whether a handler makes the rows. It raises none in Spark: only reading a record can fail.
+    :return: ``None`` for what no record causes: an outage, a query that can't be planned, a job that was cancelled. For
+        all other errors, only a trial tells (decision 0048).
     """
     if isinstance(error, AnalysisException):
         return None
-    found = causes(error)
-    if not found or any(one.is_outage for one in found) or is_over_limit(error) or has_lost_block(error):
+    chain = causes(error)
+    if not chain or any(cause.is_outage for cause in chain) or is_over_limit(error) or has_lost_block(error):
         return None
     if has_handler and not is_out_of_range(error):
         return None
-    worker = next((one for one in found if one.traceback is not None), None)
-    named = next((one for one in found if one.condition is not None), found[-1])
+    worker = next((cause for cause in chain if cause.traceback is not None), None)
+    named = next((cause for cause in chain if cause.condition is not None), chain[-1])
     if worker is not None and worker.traceback is not None:
         name, state = raised(worker.traceback) or worker.name, None
         what, text = f"a function raised {name}", worker.traceback
     else:
         name, state = named.condition or named.name, named.sqlstate
         what = f"Spark can't compute a row: {name}" + (f" (SQLSTATE {state})" if state else "")
-        text = "\n".join(f"{one.name}: {one.text}" for one in found[found.index(named) :])
+        text = "\n".join(f"{cause.name}: {cause.text}" for cause in chain[chain.index(named) :])
     failed = FunctionFailed(what, error_class=name, text=text, sqlstate=state)
     failed.__cause__ = error
     return failed
 
 
 def typed(error: BaseException) -> BaseException:
-    """Return our error for one of Java's or of a database that nothing has explained, without its text; else the error.
+    """Return our error for an unexplained one of Java's or a database's, without its text; any other error as it is.
 
-    What else a function of the job raises on the driver stays as it is, also where Spark can't analyse its query.
+    Anything else that a function of the job raises on the driver stays as it is, also if Spark can't analyse its query.
     """
     if is_of_java(error) and not isinstance(error, AnalysisException):
         classes = [type(error).__name__]
@@ -182,16 +182,17 @@ def typed(error: BaseException) -> BaseException:
 
 
 def is_of_java(error: BaseException) -> bool:
-    """Whether Spark has raised it, or py4j: Java is gone then, and some errors of the connection are raised as such."""
+    """Whether Spark has raised it, or py4j."""
     if isinstance(error, (Py4JError, CapturedException)):
         return True
+    # Once Java is gone, py4j raises some errors of its connection as they are.
     *_, last = [None, *(frame for frame, _ in walk_tb(error.__traceback__))]
     is_of_py4j = last is not None and last.f_globals.get("__name__", "").startswith("py4j.")
     return is_of_py4j and isinstance(error, OSError)
 
 
 def _shown(cause: JavaError) -> str:
-    """Its name, with that of the error that a Python worker has raised."""
+    """The error's name, with the class that a Python worker has raised."""
     name = cause.condition or cause.name
     inner = None if cause.traceback is None else raised(cause.traceback)
     return name if inner is None else f"{name} ({inner})"
@@ -199,20 +200,18 @@ def _shown(cause: JavaError) -> str:
 
 def is_of_function(failed: FunctionFailed) -> bool:
     """Whether Spark says that a function raised it: a Python worker's, or one of the JVM (SQLSTATE class 39)."""
-    found = causes(failed.__cause__) if failed.__cause__ is not None else []
-    return any(one.traceback is not None for one in found) or (failed.sqlstate or "").startswith("39")
+    chain = causes(failed.__cause__) if failed.__cause__ is not None else []
+    return any(cause.traceback is not None for cause in chain) or (failed.sqlstate or "").startswith("39")
 
 
 def is_out_of_range(error: BaseException) -> bool:
-    """Whether a number or a time was out of range: of reading records, all that a record can cause.
-
-    What an expression or a function meets has an error class of Spark's somewhere in the chain.
-    """
-    found = causes(error)
-    conditions = {one.condition for one in found}
+    """Whether a number or a time was out of range: all that a record can do to the source (decision 0048)."""
+    chain = causes(error)
+    conditions = {cause.condition for cause in chain}
+    # An error of an expression or a function has one of Spark's error classes somewhere in its chain.
     if conditions - {None}:
         return _MALFORMED in conditions
-    return bool(found) and not _OUT_OF_RANGE.isdisjoint(found[-1].classes)
+    return bool(chain) and not _OUT_OF_RANGE.isdisjoint(chain[-1].classes)
 
 
 def is_over_limit(error: BaseException) -> bool:
@@ -223,35 +222,35 @@ def is_over_limit(error: BaseException) -> bool:
 
 def has_lost_block(error: BaseException) -> bool:
     """Whether executors have lost what was to be computed only once."""
-    return any(one.condition == _LOST_BLOCK for one in causes(error))
+    return any(cause.condition == _LOST_BLOCK for cause in causes(error))
 
 
 def causes(error: BaseException) -> list[JavaError]:
-    """Java's error and its causes; none of an error that is not Java's."""
+    """Java's error and its causes; empty for an error that is not Java's."""
     thrown: Any = error
     java: Any = None
     if isinstance(error, Py4JJavaError):
         java = thrown.java_exception
     elif isinstance(error, CapturedException):
         java = thrown._origin  # noqa: SLF001 - there is no public way to it
-    found: list[JavaError] = []
-    while java is not None and len(found) < _DEEPEST:
-        found.append(_cause(java))
+    chain: list[JavaError] = []
+    while java is not None and len(chain) < _DEEPEST:
+        chain.append(_cause(java))
         java = java.getCause()
-    return found
+    return chain
 
 
 def raised(told: str) -> str | None:
     """The class in a worker's traceback, without its module: on the first line that is not indented, after the header.
 
-    Of chained errors that is the first one, unless Spark has left out all but the last, as it does for a UDF. Without
-    a header (``hideTraceback``) it is on the first line.
+    For chained errors, this is the first one, unless Spark has left out all but the last, as for a UDF. Without a
+    header (``hideTraceback``) it is on the first line.
     """
     first, *lines = told.lstrip("\n").splitlines() or [""]
     if first.rstrip() == _TRACEBACK:
         first = next((line for line in lines if line and not line.startswith(" ")), "")
-    found = _CLASS.fullmatch(first)
-    return None if found is None else found[1]
+    matched = _CLASS.fullmatch(first)
+    return None if matched is None else matched[1]
 
 
 def _cause(java: Any) -> JavaError:

@@ -1,4 +1,4 @@
-"""A `Handler` as the transform: Spark's tasks call it, and what has become of each record is kept for the whole batch.
+"""A `Handler` as the transform: Spark's tasks call it, and its outcomes are kept for the whole batch.
 
 The records get two more columns: the rows that the handler has returned, and why it has failed. A batch is computed
 with them once, and kept on the executors' disks until its COMMIT: no handler is called again to crop it, to leave
@@ -76,13 +76,13 @@ class TopicIds:
     of_records: Mapping[tuple[str, int, int], str] = field(default_factory=dict[tuple[str, int, int], str])
 
     def of(self, topic: str, partition: int, offset: int) -> str:
-        """The id of the topic that the record is of, ``""`` if it is not known."""
-        found = self.of_records.get((topic, partition, offset)) if self.of_records else None
-        return self.of_topics.get(topic, "") if found is None else found
+        """The id of the record's topic; ``""`` if it is not known."""
+        topic_id = self.of_records.get((topic, partition, offset)) if self.of_records else None
+        return self.of_topics.get(topic, "") if topic_id is None else topic_id
 
 
 class _Sum(AccumulatorParam[Figures]):
-    """How Spark adds the figures of tasks up."""
+    """How Spark adds up the figures of tasks."""
 
     def zero(self, value: Figures) -> Figures:  # noqa: ARG002 - Spark passes it
         return Figures()
@@ -104,15 +104,15 @@ class HandlerTransform:
         self._handler = handler
         self._propagate = propagate
         self._schemas = schemas_of(handler)
-        self._columns = {name: spark_columns(columns_of(one)) for name, one in self._schemas.items()}
+        self._columns = {name: spark_columns(columns_of(schema)) for name, schema in self._schemas.items()}
         self._figures: Accumulator[Figures] | None = None
 
     def figures(self) -> Figures:
-        """What was called since this was last asked, by tasks that have ended."""
+        """Take the figures of the tasks that have ended since the last time."""
         if self._figures is None:
             return Figures()
-        found, self._figures.value = self._figures.value, Figures()
-        return found
+        figures, self._figures.value = self._figures.value, Figures()
+        return figures
 
     def handled(
         self, batch: DataFrame, ranges: Ranges | None = None, *, topic_ids: TopicIds | None = None
@@ -149,18 +149,19 @@ class HandlerTransform:
             ) from None
 
     def __call__(self, batch: DataFrame) -> DataFrame | dict[str, DataFrame]:
-        """The rows of records that have these columns; a record that has failed has one row, with the error."""
+        """Return the handler's rows, and one row with the error for each record that has failed."""
         made: dict[str, DataFrame] = {}
         for name in self._schemas:
             rows, failed = F.col(ROWS)[name or ONLY], F.col(FAILED)
             with_any = batch.where(failed.isNotNull() | (F.size(rows) > 0))
-            each = with_any.select(KAFKA, failed.alias(REJECT), F.explode_outer(rows).alias(ONLY))
-            made[name] = each.select(KAFKA, f"{ONLY}.*", REJECT)
+            # Outer, since a record that has failed has no rows.
+            exploded = with_any.select(KAFKA, failed.alias(REJECT), F.explode_outer(rows).alias(ONLY))
+            made[name] = exploded.select(KAFKA, f"{ONLY}.*", REJECT)
         return made.get(UNNAMED, made)
 
 
 def check_case(schemas: Mapping[str, pa.Schema], spark: SparkSession) -> None:
-    """Refuse columns that are one to Spark.
+    """Refuse columns that Spark takes for one.
 
     :raises ConfigurationError: their names differ in case alone.
     """
@@ -189,9 +190,9 @@ class Handled:
         self._kept: tuple[Ranges, DataFrame] | None = None
 
     def part(self, part: Ranges, without: Collection[tuple[TopicPartition, int]] = ()) -> DataFrame:
-        """The records of some ranges, except some."""
         if self._kept is None or not _covers(self._kept[0], part):  # a reset has come between
             self.close()
+            # Cropped first: the handler is not called for records that are in the results.
             cropped = self._frame if part == self._ranges else within(self._frame, part)
             handled = self._transform.handled(cropped, self._ranges)
             self._kept = dict(part), handled.persist(StorageLevel.DISK_ONLY)
@@ -199,7 +200,7 @@ class Handled:
         return frame if part == ranges and not without else within(frame, part, without)
 
     def close(self) -> None:
-        """Forget them."""
+        """Remove the records from the executors."""
         if self._kept is None:
             return
         kept, self._kept = self._kept[1], None
@@ -232,13 +233,12 @@ class HandlerCalls:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches in order, each when all its records are finished.
 
-        An outage is handed on as a failure of a kind of its own, at each record: a part of them may be read alone.
-        Spark would take an exception for a failure of the task, and repeat that, with all its calls.
+        An outage is handed on as a failure of its own kind, at each record: some of them may be read alone.
         """
-        waiting, at, given = deque[_Batch](), dict[int, tuple[_Batch, int]](), iter(batches)
+        waiting, at, incoming = deque[_Batch](), dict[int, tuple[_Batch, int]](), iter(batches)
         with closing(Handling(self.handler, enough=_ENOUGH, propagate=self.propagate)) as handling:
             try:
-                for batch in given:
+                for batch in incoming:
                     begun = _Batch(batch, records_of(batch, self.topic_ids))
                     waiting.append(begun)
                     at.update((id(record), (begun, number)) for number, record in enumerate(begun.records))
@@ -249,8 +249,9 @@ class HandlerCalls:
                     yield from self._finished(handling, waiting, at)
             except _Ended as ended:
                 handling.close()  # before anything else is called
-                # All input is read: Spark takes a worker that leaves some for a broken one.
-                for batch in chain([one.batch for one in waiting], given):
+                # Not raised: Spark would repeat the task, with all its calls (decision 0086). And all input is read:
+                # Spark takes a worker that leaves some for a broken one.
+                for batch in chain([unfinished.batch for unfinished in waiting], incoming):
                     yield _with_outage(batch, ended.error, self.schemas)
             finally:
                 if self.figures is not None:
@@ -285,7 +286,7 @@ class _Ended(Exception):
 
 
 class _Batch:
-    """A record batch of which records are being handled."""
+    """A record batch whose records are being handled."""
 
     def __init__(self, batch: pa.RecordBatch, records: Sequence[Record]) -> None:
         self.batch = batch
@@ -299,7 +300,7 @@ def _with_outcomes(
 ) -> Iterator[pa.RecordBatch]:
     """The batch with the two columns; in parts, if Arrow can't hold its rows in one."""
     try:
-        rows, found = arrow_rows(outcomes, schemas)
+        rows, checked = arrow_rows(outcomes, schemas)
     except Exception:
         if len(outcomes) <= 1:
             raise
@@ -307,12 +308,12 @@ def _with_outcomes(
         yield from _with_outcomes(batch.slice(0, half), outcomes[:half], schemas)
         yield from _with_outcomes(batch.slice(half), outcomes[half:], schemas)
         return
-    failed = [None if one.error is None else as_failed(one.error, one.attempts) for one in found]
+    failed = [None if outcome.error is None else as_failed(outcome.error, outcome.attempts) for outcome in checked]
     yield _joined(batch, rows, failed)
 
 
 def _with_outage(batch: pa.RecordBatch, error: HandlerError, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
-    """The batch with an outage at each of its records, which is told in full at the first."""
+    """The batch with an outage at each of its records, in full at the first one."""
     first = as_failed(error, is_outage=True)
     others = repeat({**first, "traceback": None}, max(0, batch.num_rows - 1))
     return _joined(batch, as_lists([()] * batch.num_rows, schemas), [first, *others][: batch.num_rows])
@@ -337,18 +338,19 @@ def records_of(batch: pa.RecordBatch, topic_ids: TopicIds) -> list[Record]:
             offset,
             key,
             value,
-            headers_of(found),
+            headers_of(pairs),
             time,
             topic_ids.of(topic, partition, offset),
         )
-        for topic, partition, offset, key, value, found, time in zip(
+        # Not strict: without the column, `headers` has no end.
+        for topic, partition, offset, key, value, pairs, time in zip(
             *(columns[name].to_pylist() for name in names), headers, times.to_pylist(), strict=False
         )
     ]
 
 
 def is_speculative(spark: SparkSession) -> bool:
-    """Whether Spark runs slow tasks twice. It reads that at the start of its context, and never of a session."""
+    """Whether Spark runs slow tasks twice. It reads the setting when its context starts, never from a session."""
     return spark_boolean("spark.speculation", spark.sparkContext.getConf().get("spark.speculation", "false"))
 
 

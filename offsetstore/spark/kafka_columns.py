@@ -26,11 +26,12 @@ def within(
     ranges: Mapping[TopicPartition, OffsetRange],
     without: Iterable[tuple[TopicPartition, int]] = (),
 ) -> DataFrame:
-    """Keep only the records of the ranges, ``without`` those at the given offsets."""
+    """Keep only the records of the ranges, except those at the offsets in ``without``."""
     topic, partition, offset = F.col("topic"), F.col("partition"), F.col("offset")
     begin = by_partition({tp: range_.from_ for tp, range_ in ranges.items()}, topic, partition)
     end = by_partition({tp: range_.until for tp, range_ in ranges.items()}, topic, partition)
-    kept = batch.where((offset >= begin) & (offset < end))  # of another partition, NULL: not true
+    # A record of another partition is left out: its bounds are NULL, and so is a comparison with them.
+    kept = batch.where((offset >= begin) & (offset < end))
     for tp, at in without:
         kept = kept.where(~((topic == tp.topic) & (partition == tp.partition) & (offset == at)))
     return kept
@@ -51,7 +52,7 @@ def looked_up(numbers: Mapping[str, int], key: Column) -> Column:
 def with_coordinates(batch: DataFrame, names: Collection[str] = ()) -> DataFrame:
     """Add `KAFKA`, which a transform may keep for writers that order by offset.
 
-    :param names: of the headers that `KAFKA` gets, too, if the batch has any.
+    :param names: of the headers to add to `KAFKA`, if the batch has headers.
     """
     fields = [F.col(name) for name in ("topic", "partition", "offset", "timestamp")]
     if names and "headers" in batch.columns:
@@ -60,9 +61,9 @@ def with_coordinates(batch: DataFrame, names: Collection[str] = ()) -> DataFrame
 
 
 def with_checked_coordinates(frame: DataFrame, topics: Collection[str]) -> DataFrame:
-    """Keep only those fields of `KAFKA` that a task checks: sending each to the Python worker takes time.
+    """Keep only the fields of `KAFKA` that a task checks: sending each to the Python worker takes time.
 
-    :param topics: those of the batch; the topic is left out if there is only one.
+    :param topics: the batch's; with only one, the topic is left out.
     """
     names = ("topic", "partition", "offset") if len(topics) > 1 else ("partition", "offset")
     return frame.withColumn(KAFKA, F.struct(*(F.col(KAFKA)[name].alias(name) for name in names)))
@@ -71,11 +72,10 @@ def with_checked_coordinates(frame: DataFrame, topics: Collection[str]) -> DataF
 def letters_frame(spark: SparkSession, letters: Sequence[Letter], columns: Collection[str] | None) -> DataFrame:
     """Make a DataFrame of the letters' records, so that they go through the same transform.
 
-    :param columns: those of the query's source; ``None`` if there is no query: then the letters tell whether it has
-        read headers.
+    :param columns: of the query's source; ``None`` without a query: then the letters show whether headers were read.
     """
     if columns is None:
-        has_headers = any(one.payload is not None and one.payload.headers is not None for one in letters)
+        has_headers = any(letter.payload is not None and letter.payload.headers is not None for letter in letters)
         columns = KAFKA_COLUMNS if has_headers else KAFKA_COLUMNS[:-1]
     rows = [
         (
@@ -95,13 +95,13 @@ def letters_frame(spark: SparkSession, letters: Sequence[Letter], columns: Colle
 
 
 def headers_of(found: Sequence[Any] | None) -> Headers:
-    """A record's headers, from what the source has in its column; NULL for a record without any."""
-    return tuple((one["key"], None if one["value"] is None else bytes(one["value"])) for one in found or ())
+    """A record's headers, from the source's column, which is NULL for a record without any."""
+    return tuple((header["key"], None if header["value"] is None else bytes(header["value"])) for header in found or ())
 
 
 def kafka_frame(spark: SparkSession, rows: Sequence[tuple[object, ...]], columns: Collection[str]) -> DataFrame:
-    """Make a DataFrame with these of the source's columns."""
-    # From an RDD: by its number the sink tells the rows of these records from other data.
+    """Make a DataFrame of records, with some of the source's columns."""
+    # From an RDD, whose id tells the rows of these records from other data.
     made = spark.createDataFrame(spark.sparkContext.parallelize(rows, 1), _SCHEMA)
     made = made.withColumn("timestamp", F.timestamp_millis("timestamp"))
     return made.select(*(name for name in KAFKA_COLUMNS if name in columns))

@@ -53,26 +53,28 @@ class MicroBatch:
 
     @property
     def terms(self) -> Terms:
-        """See `Delivery`: a job's."""
+        # A job has one term for each partition; only members of a fleet read in several.
         return {}
 
     def part(self, part: Ranges, without: Collection[Coordinates] = ()) -> DataFrame:
-        """The records of some ranges, except some."""
         if self.handled is not None:
             return self.handled.part(part, without)
+        # A filter costs time: a batch of which nothing is stored gets none (decision 0066).
         return self.frame if part == self.ranges and not without else within(self.frame, part, without)
 
     def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> dict[str, OnDriver]:
-        """See `Delivery`."""
         return self.rows_of(self.outputs.given(self.part(part, without)), count_offsets(part))
 
     def rows_of(self, given: DataFrame, offsets: int) -> dict[str, OnDriver]:
-        """Compute all outputs of what the transform gets.
+        """Compute all outputs of the transform.
 
-        :param offsets: how many it has.
+        :param given: what the transform gets.
+        :param offsets: the number of its offsets.
         """
         writers = self.outputs.writers
+        # A large batch is on disk alone, so that no heap grows with it (decision 0015).
         level = StorageLevel.DISK_ONLY if offsets > LARGE else StorageLevel.MEMORY_AND_DISK_DESER
+        # Spark computes each output anew, and what they share must agree (decision 0027).
         with computed_once(given, level) if len(writers) > 1 else nullcontext(dict) as share:
             frames = share(self.outputs.transform(given))
             made = {
@@ -80,6 +82,7 @@ class MicroBatch:
                 for name, writer in writers.items()
             }
         if self.handled is not None:
+            # A handler's failures are values in its rows (decision 0086): they are raised before a transaction begins.
             for rows in made.values():
                 rows.check()
         return made
@@ -92,7 +95,6 @@ class MicroBatch:
         has_sequences: bool,
         seconds: float,
     ) -> AbstractContextManager[Careful]:
-        """See `Delivery`."""
         return computed_carefully(
             self.outputs,
             self.part(part),
@@ -113,7 +115,6 @@ class MicroBatch:
         self.claim.require_open()
 
     def failed(self, error: Exception) -> FunctionFailed | None:
-        """See `Delivery`."""
         if isinstance(error, HandlerFailed):
             return error.failed
         return function_failed(error, has_handler=self.handled is not None)
@@ -124,7 +125,8 @@ class MicroBatch:
         :raises Exception: Spark's own: it can't read the records, for a reason that is in none of them.
         """
         try:
-            execution(self.frame).toRdd().count()  # its own count() would leave out columns
+            # The frame's own count() would read no columns, and so convert no timestamp.
+            execution(self.frame).toRdd().count()
         except Exception as error:
             if not is_out_of_range(error):
                 raise
@@ -132,9 +134,8 @@ class MicroBatch:
         return None
 
     def headers(self, limit: int) -> list[Headers]:
-        """See `Delivery`. Spark reads them from Kafka, from one partition after the other, until it has enough."""
+        """See `Delivery`. Spark reads them from Kafka, one partition after the other, until it has enough."""
         return [headers_of(row["headers"]) for row in self.frame.select("headers").take(limit)]
 
     def repeats(self) -> bool:
-        """See `Delivery`."""
         return all(map(is_deterministic, self.outputs.transform(self.outputs.given(self.frame)).values()))

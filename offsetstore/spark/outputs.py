@@ -61,14 +61,17 @@ class SparkOutputs(CheckedOutputs):
         self._has_lineage = False
 
     def handled(self, records: DataFrame) -> DataFrame:
-        """The records with a handler's outcomes, if there is one. Nothing is computed."""
+        """Add a handler's outcomes to the records, if there is a handler; nothing is computed yet."""
         return records if self.handler is None else self.handler.handled(records)
 
     def handled_letters(self, records: DataFrame, letters: Sequence[Letter]) -> DataFrame:
         """The same for the records of letters, whose topics may have been created again since."""
         if self.handler is None:
             return records
-        ids = {(one.topic_partition.topic, one.topic_partition.partition, one.offset): one.topic_id for one in letters}
+        ids = {
+            (letter.topic_partition.topic, letter.topic_partition.partition, letter.offset): letter.topic_id
+            for letter in letters
+        }
         return self.handler.handled(records, topic_ids=TopicIds(self.handler.topic_ids, ids))
 
     def given(self, records: DataFrame) -> DataFrame:
@@ -122,10 +125,12 @@ class SparkOutputs(CheckedOutputs):
             )
             _log.warning(what, type(as_raised(error)).__name__, text)
             return
+        # Nobody writes all of Kafka's columns: such a query selects its own before the sink (decision 0060).
         if isinstance(result, DataFrame) and {*batch.columns} - {KAFKA} <= {*result.columns}:
-            return  # nobody writes all of them: the query selects its columns before the sink
+            return
         self._checked_outputs(batch, result)
-        self._has_lineage = False  # of the query's batches it is not known yet
+        # This plan is of the empty batch: the query's own is still to be checked.
+        self._has_lineage = False
 
     def _checked_outputs(self, batch: DataFrame, result: Any, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
         frames = self.by_name(result, DataFrame)
@@ -135,7 +140,7 @@ class SparkOutputs(CheckedOutputs):
                     check_row_by_row(batch, frame, needed_by="dead_letters=")
                 self._has_lineage = True
             frames = {name: rename(frame) for name, frame in frames.items()}
-        # Spark computes only those without columns here.
+        # isEmpty() runs a job: only where there are no columns to check.
         filled = {name: frame for name, frame in frames.items() if frame.columns or not frame.isEmpty()}
         schemas = {name: self._schema(name, frame) for name, frame in filled.items()}
         self.check_tables(self._claim, schemas)

@@ -55,7 +55,7 @@ from offsetstore.writers.append import Append
 from offsetstore.writers.upsert import Upsert
 
 TASK_THRESHOLD: Final = 10_000
-"""In offsets: the driver writes a batch that has at most as many."""
+"""In offsets: the driver writes a batch of up to this size, since starting tasks would take longer (decision 0030)."""
 
 _log = logging.getLogger(__name__)
 _pickler: Any = cloudpickle
@@ -108,7 +108,8 @@ class PerPartition:
         if self._recovery is not None and self._recovery.is_careful(batch.ranges):
             return self._whole.write_carefully(batch, stored)
         if count_offsets(batch.ranges) <= self._threshold:
-            if not self._was_checked:  # a job that tasks would refuse must not run until its first large batch
+            # A job that tasks would refuse must not run for weeks, until its first large batch (decision 0030).
+            if not self._was_checked:
                 self._rows(batch.frame)
                 check_once(batch.frame.sparkSession)
                 self._was_checked = True
@@ -131,6 +132,7 @@ class PerPartition:
         if not plan.is_worth_computing(self._claim):
             commit(self._claim, Unit(plan.decisions, None))
             return stored.written(watch.seconds)
+        # Where each partition has a row, no task needs a share lock on the group's row.
         create_rows(self._claim, plan)
         watch.lap("plan")
         remaining = plan.remaining()
@@ -179,7 +181,7 @@ class PerPartition:
         return False
 
     def _write_in_halves(self, error: Exception, batch: MicroBatch, stored: Stored, watch: Stopwatch) -> Written | None:
-        """Write what tasks have not, on the driver, up to the record that can't be computed."""
+        """On the driver, write what tasks have not written, up to the record that can't be computed."""
         self._whole.write_in_halves(error, batch, DeliveryPlan.of(self._claim, batch.ranges), stored, watch)
         return stored.written(watch.seconds)
 
@@ -200,8 +202,8 @@ class PerPartition:
             raise refused
         ranges = {tp: plan.decisions[tp].remaining}
         if count_offsets(ranges) > LARGE:  # the rows of a part are collected on the driver
-            place = f"first refused at one of the records {describe(ranges)}, too many to look for it"
-            raise refused.among(ranges, place, stored={}, next_step=refused.next_step)
+            where = f"first refused at one of the records {describe(ranges)}, too many to look for it"
+            raise refused.among(ranges, where, stored={}, next_step=refused.next_step)
         self._whole.write_in_halves(refused, batch, plan.at(ranges), stored, watch)
 
     def _run(
@@ -234,7 +236,7 @@ class PerPartition:
             keeps_kafka,
             texts,
         )
-        # The tasks write while they read, so this can't be checked in between.
+        # Tasks write while they read: a topic that is recreated meanwhile shows one batch late (decision 0017).
         check_topics(self._claim, plan.stored, batch.ranges)
         failpoints.reach("before_lock")
         try:
@@ -251,7 +253,7 @@ class PerPartition:
     def _note_stored(
         self, claim: TaskClaim, plan: DeliveryPlan, stored: Stored, done: Mapping[TopicPartition, int]
     ) -> None:
-        """Do for the claim what tasks that have stored these partitions did for their copies of it.
+        """Update the claim as the tasks that stored these partitions updated their copies of it.
 
         :param done: their rows.
         """
@@ -270,18 +272,15 @@ class PerPartition:
         self._note_stored(claim, plan, stored, dict.fromkeys(done, 0))
 
     def _rows(self, records: DataFrame) -> DataFrame:
-        """Call transform, and check that each row is made from one record."""
         given = self._outputs.given(records)
         [frame] = self._outputs.transform(given, keep_kafka=True).values()
         check_row_by_row(given, frame)
         return frame
 
     def _lock_timeout(self, session: SparkSession, attempt: int) -> float:
-        """Return for how many seconds a task waits for the lock on its partition's row.
-
-        If a speculative copy of a task times out, that also ends the original: right if it is frozen, wrong if it is
-        only slow. So each attempt waits twice as long as the last.
-        """
+        """For how many seconds a task waits for the lock on its partition's row."""
+        # A speculative copy that times out ends the original, which may only be slow: so each attempt waits twice as
+        # long as the last (decision 0017).
         return self._claim.timeouts.lock * (2 ** (attempt - 1) if is_speculative(session) else 1)
 
 
@@ -290,7 +289,7 @@ def _with_seconds(later: Written | None, seconds: Mapping[str, float]) -> Writte
     if later is None:
         return None
     phases = {**seconds, **later.seconds}
-    return Written(later.rows, {one: seconds.get(one, 0.0) + later.seconds.get(one, 0.0) for one in phases})
+    return Written(later.rows, {phase: seconds.get(phase, 0.0) + later.seconds.get(phase, 0.0) for phase in phases})
 
 
 def _raise_failed(results: Sequence[TaskResult]) -> Exception | None:

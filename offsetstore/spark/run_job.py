@@ -37,9 +37,9 @@ from offsetstore.text import TRACE, describe_error, describe_other, error_text, 
 
 _LOOK: Final = 0.5  # seconds between two looks at the query
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-# They log what ends a query, each with Java's whole stack.
+# They log what ends a query, each with Java's whole stack (decision 0059).
 _LOUD: Final = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
-# Where the code is that is not the job's.
+# Files below these directories are not the job's code.
 _OTHERS: Final = tuple(str(Path(sys.modules[name].__file__ or name).parent) for name in ("pyspark", "py4j"))
 _RATE_SECONDS: Final = 10.0
 
@@ -57,9 +57,9 @@ def job() -> Job:
     An error that leaves the block is printed in at most 15 lines (with OFFSETSTORE_TRACE=1 in the environment, with
     the traces of Python and Java), and becomes the process's exit code: see docs/health.md.
 
-    SIGTERM and Ctrl-C stop the query after the batch that is being written, see `TransactionalSink.stop`; another one,
-    a second or more later, ends the process at once. Before `Job.run` they end the block. They are left alone in
-    threads other than the main one. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
+    SIGTERM and Ctrl-C stop the query after the batch that is being written, see `TransactionalSink.stop`; another
+    signal, a second or more later, ends the process at once. Before `Job.run` they end the block. In threads other than
+    the main one they are left alone. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
     """
     return Job()
 
@@ -91,9 +91,9 @@ class Job:
             signal.signal(number, handler)
         if error is None or isinstance(error, (SystemExit, GeneratorExit)):
             return
-        told = _told(error)
-        _tell(told)
-        raise SystemExit(int(exit_code(told))) from None
+        reported = _told(error)
+        _tell(reported)
+        raise SystemExit(int(exit_code(reported))) from None
 
     def run(self, query: StreamingQuery, sink: TransactionalSink) -> None:
         """Wait until the query ends, or stop it when a signal asks for it; then close the sink's claim.
@@ -104,12 +104,14 @@ class Job:
             stored offsets.
         :raises StreamingQueryException: an error of Spark's own ended it.
         """
-        self._listen()  # again, if this is not in the block: Spark has set a handler of its own for Ctrl-C
+        # Again: Spark has set its own handler for Ctrl-C if the query was made outside of the block (decision 0059).
+        self._listen()
         _silence(query)
         claim = sink.claim
         progress = _Progress(claim.group) if sys.stderr.isatty() else None
         if progress is not None:
             claim.observers = claim.observers.with_one(progress)
+        # From here until the claim is closed, a first signal is only noted: else a flush would be cut (decision 0059).
         self._is_running = True
         try:
             with claim:
@@ -119,8 +121,8 @@ class Job:
                     error = sink.error or ended
                     is_of_spark = isinstance(error, PySparkException)
                     if self._signal is None or not (is_of_spark or is_of_java(error)):
-                        told = error if is_of_spark else typed(error)
-                        raise told from told.__cause__  # not from `ended`, whose text is Java's
+                        reported = error if is_of_spark else typed(error)
+                        raise reported from reported.__cause__  # not from `ended`, whose text is Java's
                     # Else Spark was ended by the signal, too.
                 finally:
                     if progress is not None:
@@ -130,6 +132,7 @@ class Job:
                             query.stop()
         finally:
             self._is_running = False
+        # Exit code 130, so that a shell's && does not go on (decision 0059).
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
 
@@ -142,10 +145,11 @@ class Job:
             is_checked = is_checked or sink.check_start(query)
             if progress is not None:
                 progress.show(query)
-        if not is_checked:  # it has ended before the first look
+        if not is_checked:  # the query has ended before the first look
             sink.check_start(query)
 
     def _listen(self) -> None:
+        # Python allows signal handlers only in the main thread.
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -155,27 +159,30 @@ class Job:
         if not self._requests.add():
             return
         is_first, self._signal = self._signal is None, number
+        # A second signal has its default action: nothing that hangs can delay it (decision 0059).
         if not is_first:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif not self._is_running:  # else `run` stops the query
             _end_starting_java(frame)
+            # 0 after SIGTERM: the job has done what it was told (decision 0059).
             raise InterruptSignal if number == signal.SIGINT else TermSignal(ExitCode.OK)
 
 
 @contextmanager
 def _keeping_handler() -> Generator[None]:
-    """Keep Spark from setting a handler of its own for Ctrl-C as it starts.
+    """Keep Spark from setting its own handler for Ctrl-C as it starts.
 
-    That one asks Java for something in the middle of another question, which py4j logs with two traces.
+    That handler calls Java in the middle of another call, which py4j logs with two traces.
     """
     module: Any = sys.modules[SparkContext.__module__]
-    given = module.signal
+    original = module.signal
+    # There is no other way to prevent it, and setting ours again comes too late (decision 0059).
     module.signal = SimpleNamespace(**{**vars(signal), "signal": _ignore})
     try:
         yield
     finally:
-        module.signal = given
+        module.signal = original
 
 
 def _end_starting_java(frame: FrameType | None) -> None:
@@ -191,9 +198,9 @@ def _ignore(*_: object) -> None: ...
 
 @contextmanager
 def _without_interrupts() -> Generator[None]:
-    """Keep py4j from logging each Ctrl-C that meets it in a question to Java, with a trace.
+    """Keep py4j from logging a trace for each Ctrl-C that interrupts a call to Java.
 
-    Nor what fails as it then closes the connection: at a terminal, Java gets the same signal.
+    The same for what fails as it then closes the connection: at a terminal, Java gets the signal too.
     """
     logs = [logging.getLogger(name) for name in (None, "py4j.clientserver", "py4j.java_gateway")]
     for log in logs:
@@ -213,7 +220,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 class _Progress:
-    """A line at the terminal that says how far the job has got. The sink's thread tells it what is written."""
+    """A line at the terminal that says how far the job has got. The sink's thread reports what is written."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -236,7 +243,7 @@ class _Progress:
                 pass
 
     def show(self, query: StreamingQuery) -> None:
-        """Write the line anew."""
+        """Rewrite the line."""
         now = time.monotonic()
         self._samples.append((now, self._records))
         while len(self._samples) > 2 and now - self._samples[0][0] > _RATE_SECONDS:  # noqa: PLR2004 - one is now's
@@ -252,26 +259,25 @@ class _Progress:
         _write(f"\r\033[K{self._group}: {', '.join(part for part in parts if part)}\r")  # logs overwrite it
 
     def end(self) -> None:
-        """Leave the line."""
         _write("\n")
 
 
 def _behind(query: StreamingQuery) -> int | None:
-    """How many offsets there are beyond the last batch, as of its trigger; ``None`` if there was none."""
+    """The number of offsets beyond the last batch, as of its trigger; ``None`` before the first batch."""
     java: Any = query
     progress = java._jsq.lastProgress()  # noqa: SLF001 - the JSON of all versions of Spark
     if progress is None:
         return None
     sources = json.loads(progress.json())["sources"]
     latest, end = (
-        {tp: at for one in sources for tp, at in parse_offsets(json.dumps(one[key] or {})).items()}
+        {tp: at for source in sources for tp, at in parse_offsets(json.dumps(source[key] or {})).items()}
         for key in ("latestOffset", "endOffset")
     )
     return sum(max(0, at - end.get(tp, at)) for tp, at in latest.items())
 
 
 def _silence(query: StreamingQuery) -> None:
-    """Have Java not log what `job` prints."""
+    """Keep Java from logging what `job` prints."""
     if os.environ.get(TRACE):
         return
     java: Any = query
@@ -283,7 +289,7 @@ def _silence(query: StreamingQuery) -> None:
 
 
 def _told(error: BaseException) -> BaseException:
-    """Return the error to tell instead, if it is the database's, or follows from a connector that is missing."""
+    """Return the error to report instead, if it is the database's, or follows from a missing connector."""
     if isinstance(error, (PySparkException, Py4JJavaError)):
         try:
             if (session := SparkSession.getActiveSession()) is not None:

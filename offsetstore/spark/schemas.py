@@ -1,4 +1,4 @@
-"""The Arrow types of Spark's columns: those that its record batches have, and those that are compared with a table."""
+"""The Arrow types of Spark's columns: in its record batches, and for the comparison with a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VALUES: Final = {
     *("date", "time", "timestamp", "timestamp_ntz", "daytimeinterval", "void"),
 }
 
-# As our own JSON has it: whole microseconds, offsets, and the fields that are NULL.
+# The same as our own JSON: whole microseconds, offsets, and fields that are NULL.
 _JSON: Final = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",

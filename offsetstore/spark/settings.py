@@ -19,10 +19,13 @@ from offsetstore.store.claim import Claim
 Atomicity: TypeAlias = Literal["batch", "partition"]
 
 READER: Final = {
+    # Kafka holds a fetch at the end of the log for 500 ms, and Spark's next request waits behind it (decision 0031).
     "kafka.fetch.max.wait.ms": "10",
+    # More is no faster, and each executor keeps the last polled records of up to 64 consumers (decision 0031).
     "kafka.max.poll.records": "5000",
     "kafka.max.partition.fetch.bytes": str(4 << 20),
     "kafka.receive.buffer.bytes": str(1 << 20),
+    # Without it, the first batch of a long topic is all of it.
     "maxOffsetsPerTrigger": "2000000",
 }
 """Options of the Kafka source: those that make it faster, and one that limits a batch.
@@ -31,12 +34,12 @@ See "The recommended settings" in docs/performance.md, and docs/decisions/0031-r
 """
 
 MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
-"""A setting of the session, and of all its queries: not set here. See docs/performance.md."""
+"""A setting of the session: it would apply to its other queries, so `tuned` leaves it alone (decision 0052)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings(RunnerSettings):
-    """The arguments that concern each other; see `TransactionalSink`."""
+    """The sink's settings that depend on each other; see `TransactionalSink`."""
 
     atomicity: Atomicity = "batch"
 
@@ -115,7 +118,7 @@ class SinkSettings(RunnerSettings):
                 found=f'atomicity="partition", {name}',
                 expected="one of them",
             )
-        others = [str(one) for one in writers if not declares(one, "marks")]
+        others = [str(writer) for writer in writers if not declares(writer, "marks")]
         if self.marking == "manual" and others:
             raise ConfigurationError(
                 'marking="manual" needs a function that marks: rows of records that are not marked are written again',
@@ -136,9 +139,9 @@ class SinkSettings(RunnerSettings):
             )
 
     def _check_columns(self, columns: Collection[str]) -> None:
-        """A letter keeps the record as Kafka had it."""
         if self.dead_letters is None:
             return
+        # A letter keeps the record as Kafka had it, and is replayed with these columns (decision 0036).
         is_read = self.dead_letters.keep == "all" or self.propagate
         needed = ("key", "value", "timestampType") if is_read else ("key",)
         missing = [name for name in needed if name not in columns]
@@ -162,19 +165,20 @@ class SinkSettings(RunnerSettings):
 
 
 def tuned(spark: SparkSession, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - callers give it
-    """Return the Kafka source's options with those added that make it read faster, in batches of 2,000,000 records.
+    """Add the recommended options to the Kafka source's: it reads faster, in batches of at most 2,000,000 records.
 
-    What you have set yourself stays as it is. With ``minOffsetsPerTrigger``, batches are not limited: Spark refuses a
-    limit below it. An executor needs up to 10 MiB more for each partition that it reads.
+    What you have set yourself stays as it is. With ``minOffsetsPerTrigger``, batches are not limited. An executor needs
+    up to 10 MiB more for each partition that it reads.
 
     ::
 
         spark.readStream.format("kafka").options(**tuned(spark, kafka))
 
-    :param spark: the session. Nothing of it is changed: other queries may run in it.
+    :param spark: the session. It stays unchanged: other queries may run in it.
     :param options: the source's, ``kafka.bootstrap.servers`` and so on.
     """
-    given = {name.lower() for name in options}
-    if "minoffsetspertrigger" in given:
-        given.add("maxoffsetspertrigger")
-    return {name: value for name, value in READER.items() if name.lower() not in given} | dict(options)
+    chosen = {name.lower() for name in options}
+    if "minoffsetspertrigger" in chosen:
+        # Spark refuses a maximum below the minimum (decision 0068).
+        chosen.add("maxoffsetspertrigger")
+    return {name: value for name, value in READER.items() if name.lower() not in chosen} | dict(options)

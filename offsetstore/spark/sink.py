@@ -59,8 +59,8 @@ __all__ = ["SparkTransform", "TransactionalSink"]
 
 _log = logging.getLogger(__name__)
 
+# Progress of the last runs is worth a look when something went wrong (decision 0001).
 _RETAINED_CHECKPOINTS: Final = 3
-
 
 # Spark searches the text of what foreachBatch raises for these words, to tell a stop from a failure. In the text of
 # py4j's own error, which has all of Java's stack, its search ends in a StackOverflowError.
@@ -86,7 +86,6 @@ class _Query:
         return is_sparks and self.execution is not None and not self.execution.isActive()
 
     def typed(self, error: BaseException) -> BaseException:
-        """Our error for one of Java's or of a database that nothing has explained."""
         return typed(error)
 
 
@@ -181,14 +180,12 @@ class TransactionalSink:
         )
 
     def _check_early(self) -> None:
-        """Compare the transform with the tables, if there is a session; a store in memory has none.
-
-        With a kept checkpoint, it is not known which columns the query's batches have.
-        """
+        """Compare the transform with the tables, if there is a session; a store in memory has no tables."""
         session = session_of_thread()
         if session is None:
             return
         _tell_connector(session)
+        # A query that keeps its checkpoint has columns of its own, not Kafka's (decision 0060).
         if self._claim.keeps_checkpoint or not isinstance(self._claim.database, PostgresDatabase):
             return
         has_headers = getattr(self._claim.broker, "includes_headers", False)  # not with a user's own implementation
@@ -242,7 +239,7 @@ class TransactionalSink:
 
     @contextmanager
     def _take(self, batch: DataFrame, batch_id: int) -> Generator[Taken | None]:
-        """Look at the query, and hand the batch over."""
+        """Check the query, and hand the batch over."""
         if is_remote():
             raise _connect_refused()
         query = RunningQuery.of(batch)
@@ -254,9 +251,11 @@ class TransactionalSink:
         self._runner.takes(ranges)
         self._check_claimed(ranges)
         self._claim.bind(query.query_id, query.is_active)
+        # With state, a batch without records may have rows: a window closes (decision 0016).
         if not ranges and self._stateful is None:
             yield None
             return
+        # Jobs get the password only if the transform may read metadata on executors (decision 0032).
         finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
         with finding, self._outputs.keeping_handled(batch, ranges) as handled:
             by_partition = self._per_partition is not None
@@ -272,12 +271,13 @@ class TransactionalSink:
             )
             own = self._stateful or self._per_partition
             yield Taken(taken, None if own is None else partial(own.write, taken))
+        # Not before: the claim's first batch is committed now (decision 0001).
         if not self._has_written:
             self._has_written = True
             self._prune(batch)
 
     def _begin(self, query: RunningQuery, batch: DataFrame) -> None:
-        """Take notice of a query that has just started or was restarted."""
+        """Prepare for a query that has just started or was restarted."""
         spark, columns, outputs = batch.sparkSession, batch.columns, self._outputs
         self._admit(query, columns)
         if outputs.handler is not None:
@@ -301,14 +301,15 @@ class TransactionalSink:
         if self._claim.keeps_checkpoint:
             self._stateful = Stateful(self._claim, self._outputs, self._runner.metadata, query=query, columns=columns)
         else:
+            # A letter keeps the record as Kafka had it, and a handler takes it so (decision 0036).
             whole = self._settings.dead_letters is not None or self._outputs.handler is not None
             admit(query.execution, columns, whole_records=whole)
             self._check_start(query)
 
     def check_start(self, query: StreamingQuery) -> bool:
-        """Compare where a query starts with what is stored, before it has records; the first batch does it too.
+        """Compare where a query starts with what is stored, before it has records; the first batch does so too.
 
-        :return: whether that is known: the query has begun its first trigger.
+        :return: whether its start is known: it has begun its first trigger.
         :raises OffsetGap: it starts above a stored offset, at which the next batch with records would fail.
         """
         if self._claim.keeps_checkpoint or query.runId == self._started_run_id:
@@ -324,14 +325,14 @@ class TransactionalSink:
     def stop(self, query: StreamingQuery, *, timeout: float = 60.0) -> None:
         """Stop a query that writes with this sink, between two batches.
 
-        :param timeout: seconds to wait for the batch that is being written. After that Spark interrupts it, and what is
-            not written of it is left to the next start; so is at once what waits because the group is paused.
+        :param timeout: seconds to wait for the batch that is being written. Then Spark interrupts it, and the next
+            start writes the rest. A batch that waits because the group is paused is interrupted at once.
         """
         check_seconds("timeout", timeout, or_zero=True)
         self._runner.stop(query.stop, timeout=timeout)
 
     def drain(self, spark: SparkSession) -> int:
-        """Replay the dead letters that are requested, for a job that is not running a query.
+        """Replay the requested dead letters, for a job that is not running a query.
 
         :param spark: computes their rows.
         :return: how many letters are in the results now.
@@ -366,7 +367,7 @@ class TransactionalSink:
 
 
 def _tell_connector(session: SparkSession) -> None:
-    """Warn if Kafka can't be read: `load` would only say that it fails. Replaying letters takes no connector."""
+    """Warn if there is no connector: `load` says only that it fails. Not an error: replaying letters needs none."""
     try:
         check_connector(session)
     except MissingDependency as error:

@@ -75,7 +75,7 @@ class Stateful:
         is_stale = any(row.token != claim.token for row in plan.stored.values())  # the transaction will refuse it
         outcome = None if is_stale else self._judge(batch, query_id, plan)
         watch.lap("plan")
-        if outcome is not None and any(one.outcome is not outcome for one in plan.decisions.values()):
+        if outcome is not None and any(decision.outcome is not outcome for decision in plan.decisions.values()):
             raise PlanOutdated  # the offsets are not those that were judged
         computed: Mapping[str, Rows] | None = None
         texts: dict[TopicPartition, Text] = {}
@@ -84,13 +84,15 @@ class Stateful:
             texts = self._metadata.texts(batch.number, batch.ranges, rows)
         elif outcome is Outcome.SKIP:
             _log.info("batch %d is already in the results: it is computed only for its state", batch.number)
+            # State changes where a batch is computed, not where it is written (decision 0016).
             batch.frame.count()
             computed = {}
         is_new = outcome is Outcome.APPLY
         unit = Unit(plan.decisions, computed, [BatchMark(query_id, batch.number, is_new)], metadata=texts)
         try:
             written = commit_plan(claim, plan, unit, watch)
-        except OffsetGap as gap:  # none was planned
+        except OffsetGap as gap:
+            # The plan has no gap: the stored offsets have moved since.
             raise PlanOutdated from gap
         return written if is_new else None
 
@@ -116,9 +118,10 @@ class Stateful:
         frame = batch.frame
         frame.persist()
         try:
-            frame.count()  # all rows: a transform that needs only some would leave out the state of the rest
-            given = with_coordinates(frame) if self._has_coordinates else frame
-            return batch.rows_of(given, count_offsets(batch.ranges))
+            # All rows: a transform that needs only some would leave out the state of the others (decision 0016).
+            frame.count()
+            records = with_coordinates(frame) if self._has_coordinates else frame
+            return batch.rows_of(records, count_offsets(batch.ranges))
         finally:
             frame.unpersist()
 
@@ -126,7 +129,7 @@ class Stateful:
 def among(failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
     """Name the batch: its rows may be of any earlier one, and computing a part would change the state.
 
-    So there is no trial, and only what shows a function's error or a bad value counts.
+    So there is no trial: only a function's error counts, or one that shows a bad value by itself.
 
     :raises Exception: Spark's own, for all else: a lost executor, a state file that can't be read.
     """

@@ -3,7 +3,7 @@
 The password is sent separately from the pickled function, as a local property of the job. Spark writes these to its
 event log, so the password is encrypted; the key is in the environment that PySpark sends with a function and does not
 log. The password itself is not put there: each new environment leaves a process on every executor, and with
-``credentials=`` the password changes.
+``credentials=`` the password changes (decision 0014).
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ def sending_password(session: SparkSession, store: Connected) -> Generator[None]
 
 def create_key(context: SparkContext) -> str:
     """Put a key into the environment that is sent with functions, once; return it."""
+    # Spark keeps a Python daemon on each executor for every environment that it has seen (decision 0014).
     return context.environment.setdefault(_KEY, Fernet.generate_key().decode())
 
 

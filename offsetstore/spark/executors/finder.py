@@ -38,16 +38,16 @@ class MetadataFinder:
         key = (self.group, self.token, topic, partition)
         if task is None:
             return self._read(topic, partition)
-        if _found.task != task.taskAttemptId():
-            _found.task, _found.values = task.taskAttemptId(), {}
-        if key not in _found.values:
-            _found.values[key] = self._read(topic, partition)
-        return _found.values[key]
+        if _reads.task != task.taskAttemptId():
+            _reads.task, _reads.values = task.taskAttemptId(), {}
+        if key not in _reads.values:
+            _reads.values[key] = self._read(topic, partition)
+        return _reads.values[key]
 
     def _read(self, topic: str, partition: int) -> object:
         database = self.store.connect().database
-        found = read(database, lambda session: read_own(session, self.group, self.token, topic, partition))
-        return format_of(self.formats, topic).load(found.get(TopicPartition(topic, partition)))
+        texts = read(database, lambda session: read_own(session, self.group, self.token, topic, partition))
+        return format_of(self.formats, topic).load(texts.get(TopicPartition(topic, partition)))
 
 
 @dataclass
@@ -58,7 +58,7 @@ class _TaskReads:
     values: dict[object, object] = field(default_factory=dict[object, object])
 
 
-_found: Final = _TaskReads()
+_reads: Final = _TaskReads()
 
 
 def metadata_finder(claim: Claim) -> MetadataFinder:
@@ -71,7 +71,7 @@ def metadata_finder(claim: Claim) -> MetadataFinder:
     """
     context: Any = SparkContext._active_spark_context  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     if context is not None:
-        create_key(context)  # a function has it if it is created after this
+        create_key(context)  # only functions that are created after this have it
     _claims.add(claim)
     return MetadataFinder(ExecutorStore.of(claim), claim.group, claim.token, claim.formats)
 

@@ -44,7 +44,7 @@ class PythonOnHost:
 
     def differs(self, expected: Mapping[str, str]) -> list[str]:
         """The packages that are missing or have another version, in words."""
-        return [f"{name} {found}" for name, found in self.versions.items() if found != expected[name]]
+        return [f"{name} {version}" for name, version in self.versions.items() if version != expected[name]]
 
 
 def check_executors(session: SparkSession, *, timeout: float = 300.0) -> list[PythonOnHost]:
@@ -55,10 +55,10 @@ def check_executors(session: SparkSession, *, timeout: float = 300.0) -> list[Py
     :raises ExecutorEnvironment: an executor lacks a package, or has another version of it or of Python.
     """
     look = looking_for(PACKAGES)
-    driver, *_ = [PythonOnHost(*found) for found in look(())]
-    found = {str(each): PythonOnHost(*each) for each in _run(session, look, timeout)}
-    pythons = [one for _, one in sorted(found.items())]
-    wrong = [(one, differs) for one in pythons if (differs := one.differs(driver.versions))]
+    driver, *_ = [PythonOnHost(*report) for report in look(())]
+    distinct = {str(report): PythonOnHost(*report) for report in _run(session, look, timeout)}
+    pythons = [python for _, python in sorted(distinct.items())]
+    wrong = [(python, differs) for python in pythons if (differs := python.differs(driver.versions))]
     if wrong:
         raise ExecutorEnvironment(
             f"{len(wrong)} of {len(pythons)} Pythons on the executors can't write to the database",
@@ -163,5 +163,8 @@ def _worker_failure(error: Exception) -> str | None:
 
 
 def _described(wrong: Sequence[tuple[PythonOnHost, list[str]]]) -> str:
-    told = [f"on {one.host}, {one.executable} (Python {one.python}): {', '.join(what)}" for one, what in wrong[:_SHOWN]]
-    return "; ".join([*told, *(["..."] if len(wrong) > _SHOWN else [])])
+    shown = [
+        f"on {python.host}, {python.executable} (Python {python.python}): {', '.join(differs)}"
+        for python, differs in wrong[:_SHOWN]
+    ]
+    return "; ".join([*shown, *(["..."] if len(wrong) > _SHOWN else [])])

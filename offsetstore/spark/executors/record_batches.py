@@ -26,7 +26,10 @@ _T = TypeVar("_T")
 
 _LENGTH: Final = 4
 _RECORDS: Final = 2_000
-"""In a record batch. So many of Kafka's largest records, by default of 1 MiB, stay below Arrow's limit of 2 GiB."""
+"""In a record batch: 2,000 of Kafka's largest records, by default of 1 MiB, stay below Arrow's limit of 2 GiB.
+
+``toArrowBatchRdd`` does not limit a batch's bytes (decision 0017).
+"""
 
 _LIMIT: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -43,7 +46,7 @@ class InputCutOff(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A DataFrame's rows, in the parts that Spark's tasks compute; computed each time that `run` is called.
+    """A DataFrame's rows, in the parts that Spark's tasks compute: anew each time that `run` is called.
 
     :param rdd: the JVM's RDD of record batches, one byte array each.
     """
@@ -115,10 +118,10 @@ def _small_batches(session: SparkSession) -> Generator[None]:
 
 
 def _read(stream: Any, length: int) -> bytes:
-    found: bytes = stream.read(length)
-    if len(found) != length:
+    data: bytes = stream.read(length)
+    if len(data) != length:
         raise InputCutOff
-    return found
+    return data
 
 
 def _schema(frame: DataFrame) -> pa.Schema:

@@ -59,7 +59,7 @@ class TaskEnding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """How the task of one partition ended. ``error`` is pickled; `why` loads it."""
+    """How the task of a partition ended. ``error`` is pickled; `why` loads it."""
 
     topic_partition: TopicPartition
     ending: TaskEnding
@@ -133,6 +133,7 @@ class Tasks:
         # Open no transaction before the first row: a filter may run for long, and drop all rows.
         if not rows.begin():
             return TaskEnding.EMPTY
+        # Rows that are used up can't be written again: the driver repeats, from a new plan (decision 0065).
         commit(self, Unit({tp: decision}, {UNNAMED: Once(rows)}, metadata=self.metadata))
         return TaskEnding.WRITTEN
 

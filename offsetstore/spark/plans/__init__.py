@@ -16,7 +16,6 @@ def each(collection: Any) -> Iterator[Any]:
 
 
 def simple_name(value: Any) -> str:
-    """The Java class's name, without its package."""
     return value.getClass().getSimpleName()
 
 
@@ -26,7 +25,7 @@ def expression_id(column: Any) -> int:
 
 
 def is_renamed(column: Any) -> bool:
-    """Whether it is another column as it is, with another name."""
+    """Whether the column is another one under a new name, and nothing else."""
     return simple_name(column) == "Alias" and simple_name(column.child()) == "AttributeReference"
 
 

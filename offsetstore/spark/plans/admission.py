@@ -20,7 +20,8 @@ from offsetstore.spark.plans import each, expression_id, is_renamed, simple_name
 _SOURCE = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 _RELATION = "StreamingRelationV2"
 
-# Allowed between load() and writeStream: they keep no records for a later batch, and make no row from several.
+# Allowed between load() and writeStream: they keep no records for a later batch, and make no row from several
+# (decision 0011).
 _ROW_BY_ROW = frozenset(
     {
         "CollectMetrics",
@@ -128,6 +129,7 @@ def _check_sources(execution: Any) -> None:
             )
     for leaf in each(execution.analyzedPlan().collectLeaves()):
         if simple_name(leaf) == _RELATION:
+            # Spark prefers some options to `startingOffsets`, and ignores others in a stream (decision 0052).
             options = leaf.extraOptions()
             check_reader(options.get)
 
@@ -177,22 +179,23 @@ def check_connector(spark: SparkSession) -> None:
         conf = session._jsparkSession.sessionState().conf()  # noqa: SLF001
         source = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource("kafka", conf)
         package = source.getPackage()
-        found = package.getImplementationVersion() if "Kafka" in str(package.getImplementationTitle()) else None
+        # Known by its own jar: the version of an application's jar with all it needs is another (decision 0060).
+        connector = package.getImplementationVersion() if "Kafka" in str(package.getImplementationTitle()) else None
         scala = _minor(str(jvm.scala.util.Properties.versionNumberString()))
     except (PySparkException, Py4JJavaError):
         raise _missing(None, version) from None
     except (Py4JError, TypeError):  # Java has ended, or Spark looks in another way
         return
-    if found is not None and _minor(str(found)) != _minor(version):
-        raise _missing(str(found), version, scala)
+    if connector is not None and _minor(str(connector)) != _minor(version):
+        raise _missing(str(connector), version, scala)
 
 
-def _missing(found: str | None, version: str, scala: str = "2.13") -> MissingDependency:
-    # A connector goes with each patch of its minor version, and not each patch has one; the first has.
+def _missing(connector: str | None, version: str, scala: str = "2.13") -> MissingDependency:
+    # A connector fits every patch of its minor version. Not every patch has one, but the first does.
     package = f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{_minor(version)}.0"
     return MissingDependency(
-        "Spark has no Kafka connector" if found is None else "Spark's Kafka connector is made for another Spark",
-        found=found,
+        "Spark has no Kafka connector" if connector is None else "Spark's Kafka connector is made for another Spark",
+        found=connector,
         expected=f"one for Spark {_minor(version)}",
         next_step=f"spark-submit --packages {package} job.py, or a later {_minor(version)} where one is published.",
     )

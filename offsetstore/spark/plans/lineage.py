@@ -39,7 +39,7 @@ _JOINS: Final = (
 )
 PARTITION: Final = 'atomicity="partition"'
 _OTHERWISE: Final = {PARTITION: 'Use atomicity="batch"'}
-"""What allows any transform; by default to leave the setting out."""
+"""What to do for a transform of any kind; by default, leave the setting out."""
 
 
 def check_row_by_row(batch: DataFrame, result: DataFrame, *, needed_by: str = PARTITION) -> None:
@@ -57,8 +57,8 @@ def check_row_by_row(batch: DataFrame, result: DataFrame, *, needed_by: str = PA
     made = analyzed(result)
     try:
         columns = _kafka_columns(analyzed(batch), made)
-    except _NotRowByRow as found:
-        raise _refused(str(found), needed_by) from None
+    except _NotRowByRow as reason:
+        raise _refused(str(reason), needed_by) from None
     if _kafka_column(made) not in columns:
         raise _missing(f"a column {KAFKA} that transform made itself", needed_by)
 
@@ -80,7 +80,7 @@ def _kafka_columns(given: Any, made: Any) -> set[int]:
 
 
 class _NotRowByRow(Exception):
-    """A row may come from several records, or from none; the text says by what."""
+    """A row may come from several records, or from none; the text says why."""
 
 
 class _Lineage:
@@ -95,7 +95,6 @@ class _Lineage:
         self._kafka = kafka
 
     def has_batch(self, plan: Any) -> bool:
-        """Whether the plan contains the batch."""
         return any(
             simple_name(leaf) == "LogicalRDD" and leaf.rdd().id() in self._batch for leaf in each(plan.collectLeaves())
         )
@@ -106,11 +105,9 @@ class _Lineage:
         made = list(each(plan.projectList())) if operator == "Project" else []
         if any(expression_id(column) == self._kafka and simple_name(column) == "Alias" for column in made):
             return {self._kafka}  # the sink itself made it here
-        found = self.columns(self._below(plan, operator))
-        found |= {
-            expression_id(column) for column in made if is_renamed(column) and expression_id(column.child()) in found
-        }
-        return found.intersection(expression_id(column) for column in each(plan.output()))
+        ids = self.columns(self._below(plan, operator))
+        ids |= {expression_id(column) for column in made if is_renamed(column) and expression_id(column.child()) in ids}
+        return ids.intersection(expression_id(column) for column in each(plan.output()))
 
     def _below(self, plan: Any, operator: str) -> Any:
         """Return the plan's input that has the batch's rows."""

@@ -83,7 +83,7 @@ class RunningQuery:
 
     @classmethod
     def started_as(cls, query: StreamingQuery) -> RunningQuery:
-        """The same from outside of its batches."""
+        """The query as it was started, outside of its batches."""
         java: Any = query
         session: Any = session_of_thread()
         return cls(query.id, query.runId, java._jsq.streamingQuery(), session._jvm)  # noqa: SLF001 - py4j's gateway
@@ -134,23 +134,22 @@ class RunningQuery:
     def positions(self) -> Positions:
         """Where the current batch begins and ends in every partition of its sources, with or without new records.
 
-        A partition that was created since begins at 0: the source reads it from there, and fails if its log begins
-        later, since ``failOnDataLoss`` is true.
-
         :raises UnsupportedQuery: two of its sources read the same topic, and its rows would count twice.
         """
         begin: dict[TopicPartition, int] = {}
         end: dict[TopicPartition, int] = {}
-        for one_begin, one_end in self._spans():
-            if shared := sorted(end.keys() & one_end):
+        for source_begin, source_end in self._spans():
+            if shared := sorted(end.keys() & source_end):
                 raise UnsupportedQuery(
                     "two sources of the query read the same topic",
                     topic_partition=shared[0],
                     expected="each topic in one source",
                     next_step="Read it once, and branch in transform; or run two queries with a group each.",
                 )
-            begin |= one_begin
-            end |= one_end
+            begin |= source_begin
+            end |= source_end
+        # A partition that was created since begins at 0: the source reads it from there, and fails if its log begins
+        # later, since `failOnDataLoss` is true.
         return Positions(dict.fromkeys(end, 0) | begin, end)
 
     def initial(self) -> dict[TopicPartition, int]:
@@ -187,9 +186,9 @@ def _progress(progress: Any) -> dict[str, str]:
 class SinkQuery:
     """Whether a sink's query runs, and when it last looked for records, before its first batch too; see `WatchedQuery`.
 
-    A `StreamingQueryListener` would be told the same, but a query posts its events to the session that it was started
-    in, which the sink does not know before the first batch; each is a call from Java into the driver's Python; and it
-    says nothing while a trigger hangs.
+    Not a `StreamingQueryListener`: it belongs to the session in which the query was started, which the sink does not
+    know before the first batch; each event is a call from Java into the driver's Python; and none comes while a trigger
+    hangs (decision 0038).
     """
 
     def __init__(self, claim: Claim) -> None:
@@ -233,7 +232,7 @@ class SinkQuery:
         return QueryStatus(is_active=True, trigger=trigger, interval=_interval(execution.trigger()), pid=pid)
 
     def _probable(self, queries: Any) -> Any:
-        """The one with the claim's own checkpoint; if its checkpoint is not the claim's, any that runs."""
+        """The query with the claim's own checkpoint; if the job uses another checkpoint, any query that runs."""
         claim = self._claim
         own = claim.checkpoint_name if claim.checkpoint_base is not None and not claim.keeps_checkpoint else ""
         for execution in queries.values():

@@ -30,7 +30,7 @@ _SHUFFLE_PARTITION: Final = "CoalescedPartitionSpec"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Rows of which task ``i`` has exactly those of partition ``tasks[i]``.
+    """Rows in tasks: task ``i`` has exactly the rows of partition ``tasks[i]``.
 
     ``moved`` tells why the rows had to be repartitioned, ``None`` if they were not.
     """
@@ -56,6 +56,7 @@ def place(
     :param remaining: the partitions that may have rows, for a repartition.
     :raises SinkError: the rows could not be repartitioned either.
     """
+    # This very RDD is run: a proof about one plan says nothing about another one that Spark makes (decision 0017).
     parts = Parts.of(frame)
     try:
         return Placed(parts, _proven(parts.rdd, ranges))
@@ -82,10 +83,10 @@ def _proven(rdd: Any, ranges: Mapping[TopicPartition, OffsetRange]) -> list[Topi
     read = [_scanned(partition) for partition in scan.partitions()]
     if len(read) != rdd.getNumPartitions():
         raise _Unproven("the number of tasks differs from the number of parts of Kafka's scan")
-    found = dict(read)
-    if len(found) != len(read):
-        raise _Unproven(f"{len(read)} tasks read {len(found)} Kafka partitions")
-    if found != dict(ranges):
+    by_topic_partition = dict(read)
+    if len(by_topic_partition) != len(read):
+        raise _Unproven(f"{len(read)} tasks read {len(by_topic_partition)} Kafka partitions")
+    if by_topic_partition != dict(ranges):
         raise _Unproven("the tasks read other ranges than the batch")
     return [tp for tp, _ in read]
 
@@ -125,14 +126,14 @@ def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> Parts:
     number = by_partition(numbers, topic, coordinates["partition"]).cast("int")  # hashed as `_hashed_to` does
     moved = Parts.of(frame.repartition(len(tasks), number))
     root = _narrow_root(moved.rdd)
-    found = [simple_name(root)]
-    if found == [_SHUFFLED]:
-        found = [_reads_of_shuffle(partition) for partition in root.partitions()]
+    reads = [simple_name(root)]
+    if reads == [_SHUFFLED]:
+        reads = [_reads_of_shuffle(partition) for partition in root.partitions()]
     expected = [_shuffle_partition(number) for number in range(len(tasks))]
-    if found != expected:
+    if reads != expected:
         raise SinkError(
             "Spark did not repartition the rows as requested",
-            found=", ".join(found),
+            found=", ".join(reads),
             expected=f"{len(tasks)} tasks, one for each Kafka partition",
             next_step='Use atomicity="batch", which does not depend on how rows are distributed.',
         )
@@ -145,13 +146,13 @@ def _hashed_to(frame: DataFrame, count: int) -> list[int]:
     Spark computes them without a job, since they depend on no row.
     """
     candidates = 16 * count
-    found: dict[int, int] = {}
-    while len(found) < count:
+    numbers: dict[int, int] = {}
+    while len(numbers) < count:
         candidates *= 2
         hashes = f"transform(sequence(0, {candidates}), number -> pmod(hash(number), {count})) AS hashes"
         [row] = frame.sparkSession.range(1).selectExpr(hashes).collect()
-        found = {task: number for number, task in enumerate(row.hashes)}
-    return [found[task] for task in range(count)]
+        numbers = {task: number for number, task in enumerate(row.hashes)}
+    return [numbers[task] for task in range(count)]
 
 
 def _reads_of_shuffle(partition: Any) -> str:

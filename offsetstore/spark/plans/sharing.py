@@ -66,6 +66,7 @@ class _Sharing:
         batch = analyzed(self._batch)
         shared = _Shared(self._patterns, batch, plans)
         rows = self._cached(batch)
+        # Not beside parts that all outputs read instead, unless the transform's own action has read it (decision 0027).
         if not shared.needs_batch and rows is not None and not rows.isCachedColumnBuffersLoaded():
             self._persisted.remove(self._batch)
             self._batch.unpersist()
@@ -85,7 +86,8 @@ class _Sharing:
 
     def end(self) -> None:
         """Unpersist all parts, those made from other parts first."""
-        for rdd in self._cut:  # else Spark warns of each that it can't be computed again, which nobody wants
+        # Else Spark warns that these can't be computed again, which nobody wants.
+        for rdd in self._cut:
             getattr(rdd, "checkpointData_$eq")(_jvm(self._batch).scala.Option.empty())
         for frame in reversed(self._persisted):
             frame.unpersist()
@@ -104,7 +106,8 @@ class _Sharing:
             self._persisted.append(_frame(self._batch, plan).persist(self._level))
             rows, is_ours = self._cached(plan), True
         rdd = rows.cachedColumnBuffers()
-        if is_ours:  # else the user persisted it, perhaps for later batches, and must not lose it
+        # What the user has persisted may outlive the batch, and keeps its lineage (decision 0027).
+        if is_ours:
             self._cut.append(rdd)
             rdd.localCheckpoint()  # a lost block is then an error, and is not computed again
         rdd.count()
@@ -112,8 +115,8 @@ class _Sharing:
 
     def _cached(self, plan: Any) -> Any:
         """Return the builder of the plan's persisted rows, or ``None`` if they are not persisted."""
-        found = execution(_frame(self._batch, plan)).withCachedData()
-        return found.cacheBuilder() if simple_name(found) == "InMemoryRelation" else None
+        cached = execution(_frame(self._batch, plan)).withCachedData()
+        return cached.cacheBuilder() if simple_name(cached) == "InMemoryRelation" else None
 
     def _shared_blocks(self) -> list[str]:
         """Return each block of the shared parts, with the executor that has it."""
@@ -137,14 +140,14 @@ class _Node:
 
     def all(self) -> set[_Node]:
         """The node itself and everything below."""
-        found: set[_Node] = set()
+        nodes: set[_Node] = set()
         waiting = [self]
         while waiting:
             node = waiting.pop()
-            if node not in found:
-                found.add(node)
+            if node not in nodes:
+                nodes.add(node)
                 waiting += node.below + node.nested
-        return found
+        return nodes
 
 
 class _Shared:
@@ -161,11 +164,11 @@ class _Shared:
         self._nodes = {batch.semanticHash(): [self._batch]}
         roots = [self._node(plan) for plan in plans]
         contents = [root.all() for root in roots]
-        found: set[_Node] = set()
+        shared: set[_Node] = set()
         self.needs_batch = False
         for root in roots:
-            self._search(root, contents, found)
-        self.plans = [node.plan for node in sorted(found, key=lambda node: len(node.all()))]
+            self._search(root, contents, shared)
+        self.plans = [node.plan for node in sorted(shared, key=lambda node: len(node.all()))]
 
     def _node(self, plan: Any) -> _Node:
         """Return the one node for all plans that give the same result. The batch's is a leaf."""
@@ -174,14 +177,16 @@ class _Shared:
             return known
         children = plan.children()
         below = [self._node(children.apply(number)) for number in range(children.size())]
-        nested = [self._node(one) for one in each(plan.subqueries())] if plan.containsPattern(self._subquery) else []
+        nested = (
+            [self._node(query) for query in each(plan.subqueries())] if plan.containsPattern(self._subquery) else []
+        )
         if (known := _known(same, plan)) is not None:  # a projection that changes nothing gives what is below it
             return known
         same.append(_Node(plan, below, nested))
         return same[-1]
 
-    def _search(self, root: _Node, contents: list[set[_Node]], found: set[_Node]) -> None:
-        """Go down from an output to the parts that others contain too."""
+    def _search(self, root: _Node, contents: list[set[_Node]], shared: set[_Node]) -> None:
+        """Go down from an output to the parts that others contain too, and add these to ``shared``."""
         waiting = [(root, False)]
         seen: set[tuple[_Node, bool]] = set()
         while waiting:
@@ -192,7 +197,7 @@ class _Shared:
             if node is self._batch:
                 self.needs_batch = True
             elif sum(node in content for content in contents) > 1 and self._is_whole(*place) and self._may_differ(node):
-                found.add(node)
+                shared.add(node)
             elif _is_rdd(node):  # only Spark knows whether it was made from the batch
                 self.needs_batch = True
             else:
@@ -201,17 +206,18 @@ class _Shared:
 
     def _is_whole(self, node: _Node, is_inner: bool) -> bool:  # noqa: FBT001 - a place, see _search
         """Whether a part of a subquery, or of a WITH, can be computed on its own."""
-        return not is_inner or not any(node.plan.containsPattern(one) for one in (self._outer, self._cte))
+        return not is_inner or not any(node.plan.containsPattern(pattern) for pattern in (self._outer, self._cte))
 
     def _may_differ(self, node: _Node) -> bool:
-        """Whether it might differ the second time. With any function that is not Spark's own, it might."""
+        """Whether the part might differ the second time."""
         plan = node.plan
+        # A function counts as deterministic unless its author says otherwise, so any that is not Spark's own might.
         if not plan.deterministic() or any(plan.containsPattern(function) for function in self._functions):
             return True
         content = node.all()
-        if not any(one is self._batch or _is_rdd(one) for one in content):
+        if not any(part is self._batch or _is_rdd(part) for part in content):
             return False  # other data: each output reads it separately
-        return _is_rdd(node) or any(simple_name(one.plan) not in _PLAIN for one in content if one is not self._batch)
+        return _is_rdd(node) or any(simple_name(part.plan) not in _PLAIN for part in content if part is not self._batch)
 
 
 def _known(nodes: list[_Node], plan: Any) -> _Node | None:
