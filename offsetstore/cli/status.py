@@ -102,7 +102,7 @@ def status(*, group: str, kafka: options.Kafka, ask: AskOptions) -> None:
         schema = store.database.schema
     letters = {**{name: state.dead_letters.get(name, 0) for name in OPEN}, "job_replays": state.replays_letters}
     database = "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown"
-    rows = [_row(tp, partition) for tp, partition in state.partitions.items()]
+    rows = [_row(tp, part) for tp, part in state.partitions.items()]
     made = document(state, _KEYS, database=database, dead_letters=letters)
     members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.members else []
     ask.show(made, *_head(state, identity, schema), *members, Table(_COLUMNS, rows), *_notes(state))
@@ -147,12 +147,11 @@ def _outbox(outbox: OutboxState, at: datetime, listing: str) -> Iterator[str]:
         yield f"Kafka refuses {counted(outbox.refused, 'row')} of the outbox: `{listing}` names them."
 
 
-def _row(tp: TopicPartition, partition: PartitionState) -> tuple[object, ...]:
-    stored = _stored_in_words(partition)
-    committed = partition.committed.next_offset if partition.committed else None
-    epoch = partition.stored.token.epoch if partition.stored else None
-    end = partition.log.end if partition.log else None
-    return tp, stored, committed, end, partition.lag, epoch, None if partition.age is None else short(partition.age)
+def _row(tp: TopicPartition, part: PartitionState) -> tuple[object, ...]:
+    committed = part.committed.next_offset if part.committed else None
+    epoch = part.stored.token.epoch if part.stored else None
+    end = part.log.end if part.log else None
+    return tp, _stored_in_words(part), committed, end, part.lag, epoch, None if part.age is None else short(part.age)
 
 
 def _member_row(state: MemberState) -> tuple[object, ...]:
@@ -170,19 +169,18 @@ def _member_row(state: MemberState) -> tuple[object, ...]:
 
 def _notes(state: GroupState) -> Iterator[str]:
     yield from (f"{name}: {topic.error.what}." for name, topic in state.topics.items() if topic.error is not None)
-    for tp, partition in state.partitions.items():
-        yield from (f"{tp}: {note}" for note in notes(partition))
+    for tp, part in state.partitions.items():
+        yield from (f"{tp}: {note}" for note in notes(part))
     if state.lag is not None:
         yield f"Lag {state.lag} in {counted(len(state.partitions), 'partition')}."
 
 
-def _stored_in_words(partition: PartitionState) -> str | None:
-    stored = partition.stored
-    if stored is None:
+def _stored_in_words(part: PartitionState) -> str | None:
+    if part.stored is None:
         return None
-    found = (("pinned", stored.pinned), ("contested", stored.contested), ("suspect", partition.is_suspect))
+    found = (("pinned", part.stored.pinned), ("contested", part.stored.contested), ("suspect", part.is_suspect))
     marks = [mark for mark, is_set in found if is_set]
-    return f"{stored.next_offset} ({', '.join(marks)})" if marks else str(stored.next_offset)
+    return f"{part.stored.next_offset} ({', '.join(marks)})" if marks else str(part.stored.next_offset)
 
 
 def _owner_in_words(state: GroupState) -> str:

@@ -311,9 +311,8 @@ def _add_groups(page: Exposition, lag: Lag) -> None:
         page.add(PAUSED, owner.pause is not None, group)
         page.add(EPOCH, owner.token.epoch, group)
         page.add(HEARTBEAT, None if owner.alive_for is None else owner.alive_for.total_seconds(), group)
-        run = state.run
-        if run is not None and run.ending is None:
-            page.add(BATCH, 0 if run.batch_since is None else run.batch_since.timestamp(), group)
+        if state.run is not None and state.run.ending is None:
+            page.add(BATCH, 0 if state.run.batch_since is None else state.run.batch_since.timestamp(), group)
         changed = [row.updated_at for row in rows.values() if row.updated_at is not None]
         page.add(ADVANCED, max(changed).timestamp() if changed else None, group)
         page.add(PINNED, sum(row.pinned for row in rows.values()), group)

@@ -192,7 +192,7 @@ class Process:
         with suppress(EOFError, OSError), connection:
             while True:
                 data = connection.recv_bytes()
-                # Before the report is set, which says how old this may be.
+                # Before the report is set, which says how old that may be.
                 self.heard = self._clock()
                 try:
                     report = cast("Report", pickle.loads(data))  # noqa: S301 - our own process's
@@ -398,7 +398,7 @@ class Supervisor:
             )
             self._say(f"process {place.number} is killed {why}: what it has not written is read again")
             place.within, place.is_killed = None, True
-        # What it has started is killed once it has ended: until then, multiprocessing's trackers clean up.
+        # Not its group: what it has started is killed once it has ended, and its trackers clean up until then.
         process.send(signal.SIGKILL)
 
     def _hangs(self, place: Place, process: Process, now: float) -> str | None:

@@ -160,8 +160,8 @@ class Tracing:
     def _add_phases(self, parent: Span, group: str, seconds: Mapping[str, float], until: int) -> None:
         """Add the phases' spans, one after the other, up to a time.
 
-        An event tells only how long each phase took, in their order. Several rounds of a phase are one span (decision
-        0042).
+        An event tells only how long each phase took, in their order; see decision 0042. Several rounds of a phase are
+        one span.
         """
         context = set_span_in_context(parent)
         began = until - round(sum(seconds.values()) * _SECOND)

@@ -125,8 +125,7 @@ def read(name: str, given: Mapping[str, str], answers: Answers) -> AnyOperation:
 
 def premise(decision: AnyOperation, plan: Plan) -> str:
     """The digest that the plan must still have when it is carried out; empty if any will do."""
-    # A replay that is not forced loses nothing: letters of its error that come meanwhile are replayed, too (decision
-    # 0046).
+    # A replay that is not forced loses nothing: letters that come meanwhile are replayed, too (decision 0046).
     return "" if isinstance(decision, ReplayLetters) and not decision.forced else plan.digest
 
 
