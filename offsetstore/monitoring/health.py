@@ -158,8 +158,8 @@ def _of_group(group: JobState, limits: Limits, now: float) -> Iterator[Finding]:
 
 
 def _of_progress(group: JobState, limits: Limits, now: float, *, is_out: bool, is_java_gone: bool) -> Iterator[Finding]:
-    # An outage stops the clocks of what it may cause, and they begin anew after it: else the job would be killed at the
-    # moment in which it could go on (decision 0038).
+    # An outage stops the clocks of what it may cause, and they begin anew after it: else the job would be killed in the
+    # moment in which it can go on (decision 0038).
     def age(since: float) -> float:
         return 0.0 if is_out else now - max(since, group.outage_ended)
 

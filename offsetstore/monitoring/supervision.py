@@ -91,8 +91,7 @@ class FactCollector:
                 # It may wait for Java, so don't wait for it.
                 before.stop(0)
             if sink is not None:
-                # In a thread of its own: a look at Java may hang, and how old the last answer is, another thread judges
-                # (decision 0038).
+                # In a thread of its own, since a look at Java may hang: another judges its silence (decision 0038).
                 looks = Background("offsetstore-health-query", lambda: self._look(sink), lambda: self._interval)
                 self._looks[group] = looks
                 looks.start()
@@ -169,7 +168,7 @@ def end_process(verdict: Verdict) -> NoReturn:
 
     Nothing is closed: what hangs would hang here too. The exit code is that of a fenced job, or of a dead one.
     """
-    # A job that is fenced would take the group back if a supervisor started it again (decision 0038).
+    # Not 75 for a fenced job: a supervisor that starts it again takes the group back (decision 0038).
     code = ExitCode.FENCED if verdict.codes[0] is Code.CLAIM_LOST else ExitCode.DEAD
     # A pipe may be full, or a hung thread hold the lock of standard error.
     late = threading.Timer(_DUMP_SECONDS, os._exit, (code,))
