@@ -103,7 +103,8 @@ def print_acls(*, bootstrap_servers: str | None, format_: str, **job: Any) -> No
         return
     for acl in needed:
         click.echo(f"# {acl.purpose}")
-        click.echo(acl.command(bootstrap_servers))  # never wrapped or escaped: it is for a shell
+        # Never wrapped or escaped: it is for a shell.
+        click.echo(acl.command(bootstrap_servers))
 
 
 @acls.command()
@@ -131,6 +132,7 @@ def check(*, kafka: options.Kafka, format_: str, **job: Any) -> None:
     """  # noqa: D301 - as above
     needed = _needed(**job)
     broker = kafka.connect()
+    # A relay's are refused: only a producer can ask for its id, and that fences the relay that runs (decision 0039).
     missing = broker.missing_acls(needed)
     rows = [{**_document(acl, kafka.bootstrap_servers), "allowed": acl not in missing} for acl in needed]
     states = ["MISSING" if acl in missing else "allowed" for acl in needed]
@@ -151,6 +153,7 @@ def check(*, kafka: options.Kafka, format_: str, **job: Any) -> None:
 @acls.command()
 @_acl_options
 @options.broker_options(required=True, kafka_group=False)
+# No --reason: the history is about groups, and Kafka's authorizer keeps a log of its own (decision 0039).
 @click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")
 @options.format_option()
 def apply(*, kafka: options.Kafka, execute: bool, format_: str, **job: Any) -> None:

@@ -99,14 +99,14 @@ def adopt(*, checkpoint: str, dry_run: bool, on_uncertain: OnUncertain, group: s
 
 
 def _notes(adoption: Adoption, *, asked_store: bool) -> Iterator[str]:
-    found = adoption.checkpoint
-    if found.batch_id is None:
+    checkpoint = adoption.checkpoint
+    if checkpoint.batch_id is None:
         yield "The checkpoint has no committed batch: these are the offsets at which the query began."
     else:
-        yield f"Batch {found.batch_id} is the last one that is committed."
-    if found.uncertain_id is not None:
-        started = f"Batch {found.uncertain_id} was started but not committed"
+        yield f"Batch {checkpoint.batch_id} is the last one that is committed."
+    if checkpoint.uncertain_id is not None:
+        started = f"Batch {checkpoint.uncertain_id} was started but not committed"
         yield f"{started}: look in the results table to see whether its rows are stored."
-    yield f"A job would adopt {len(adoption.adopted)} of {counted(len(found.offsets), 'partition')}."
+    yield f"A job would adopt {len(adoption.adopted)} of {counted(len(checkpoint.offsets), 'partition')}."
     if not asked_store:
         yield "The store was not read; name a --group to read it."

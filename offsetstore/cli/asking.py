@@ -29,7 +29,6 @@ class AskOptions(DatabaseOptions):
 
     @property
     def as_json(self) -> bool:
-        """Whether the answer is for programs."""
         return self.format_ == "json"
 
     def show(self, made: object, *text: str | Table) -> None:
@@ -43,7 +42,9 @@ class AskOptions(DatabaseOptions):
 ask_options = together(
     database_options,
     format_option(),
-    gathered("ask", lambda given: AskOptions((of := given.pop("database")).url, of.schema, given.pop("format_"))),
+    gathered(
+        "ask", lambda given: AskOptions((database := given.pop("database")).url, database.schema, given.pop("format_"))
+    ),
 )
 """``--url``, ``--schema`` and ``--format``, as the argument ``ask``."""
 
@@ -70,13 +71,12 @@ class Decide(AskOptions):
 
     @property
     def takeover(self) -> Decided:
-        """What becomes of a live job."""
         return "fence" if self.force else "refuse"
 
     def __call__(self, keys: str, decide: Callable[[OffsetStore], _P]) -> _P:
-        """Decide, and print the plan: what was done, or would be. One that has changed is printed, too.
+        """Decide, and print the plan: what was done, or would be.
 
-        :param keys: those of the JSON document, see `document`.
+        :param keys: of the JSON document; see `document`.
         """
         with self.open() as store:
             return self.carry_out(lambda: decide(store), lambda plan: self.print_plan(plan, keys))
@@ -86,6 +86,7 @@ class Decide(AskOptions):
         try:
             done = decide()
         except PlanChanged as changed:
+            # The plan as it is now: its digest is needed to decide again (decision 0051).
             show(changed.plan)
             fail(changed)
         with even_unread() if done.executed else nullcontext():
@@ -135,16 +136,17 @@ def decide_options(*, at_once: bool = False, force: bool = False, csv: str = "")
         return value
 
     def gather(given: dict[str, Any]) -> Decide:
-        of: DatabaseOptions = given.pop("database")
+        database: DatabaseOptions = given.pop("database")
         dry_run = given.pop(flag) is at_once
         how = How(reason=given.pop("reason"), dry_run=dry_run, if_plan=given.pop("if_plan"))
-        return Decide(of.url, of.schema, given.pop("format_"), how, at_once, given.pop("force_", False))
+        return Decide(database.url, database.schema, given.pop("format_"), how, at_once, given.pop("force_", False))
 
     do = "Print the plan; nothing is written." if at_once else "Do it; without this nothing is written."
     unless = "Do it only if the plan is still the one that was printed with this digest."
     forced = "Do it even if a job is live: its next write fails with StaleClaim."
     return together(
         reason_option,
+        # Eager: the callback of --if-plan reads it.
         click.option("--dry-run" if at_once else "--execute", is_flag=True, is_eager=True, help=do),
         click.option("--if-plan", metavar="DIGEST", callback=check, help=unless),
         *([click.option("--force", "force_", is_flag=True, help=forced)] if force else []),

@@ -43,7 +43,9 @@ def assets(*, kind: str, out: Path, force: bool) -> None:
       offsetstore assets alerts --out /etc/prometheus/rules
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     folder = files("offsetstore") / "assets" / _FOLDERS[kind]
-    texts = {out / one.name: one.read_text(encoding="utf-8") for one in sorted(folder.iterdir(), key=lambda f: f.name)}
+    texts = {
+        out / file.name: file.read_text(encoding="utf-8") for file in sorted(folder.iterdir(), key=lambda f: f.name)
+    }
     there = [path for path in texts if path.exists()]
     if there and not force:
         raise ConfigurationError(

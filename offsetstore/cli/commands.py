@@ -20,9 +20,9 @@ from offsetstore.text import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command that is not imported yet, since it needs the extra ``extra``.
+    """A command that is imported when it is needed, since it needs the extra ``extra``.
 
-    ``summary`` is its line in the list of commands, the same as the first sentence of the command's help. It is in the
+    ``summary`` is its line in the list of commands: the first sentence of the command's help. The command is in the
     module of its name, or in that of ``beside``.
     """
 
@@ -32,7 +32,7 @@ class LazyCommand:
     beside: str | None = None
 
     def load(self) -> click.Command:
-        """Import it.
+        """Import the command.
 
         :raises MissingDependency: a package of its extra is not installed.
         """
@@ -79,39 +79,38 @@ class LazyGroup(click.Group):
     """A group that lists its commands without importing them, and turns errors into messages and exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """List them in the order in which they are needed."""
+        # In the order in which they are needed: click would sort them.
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Import the command."""
-        found = COMMANDS.get(cmd_name)
-        return found.load() if found else None
+        command = COMMANDS.get(cmd_name)
+        return command.load() if command else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest a command with a similar name for one that there is not; click knows none that is not imported."""
+        """Suggest commands with names like an unknown one; click knows none that is not imported."""
         if args[0] not in COMMANDS and not ctx.resilient_parsing and (near := get_close_matches(args[0], COMMANDS)):
             ctx.fail(f"No such command {args[0]!r}. {did_you_mean(near)}".rstrip())
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
-        """List them from `COMMANDS` alone."""
+        # From COMMANDS alone: click would import each command for its summary.
         with formatter.section("Commands"):
             formatter.write_dl([(command.name, command.summary) for command in COMMANDS.values()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete from `COMMANDS` alone: the shell waits."""
-        found = [CompletionItem(one.name, help=one.summary) for one in COMMANDS.values()]
+        # From COMMANDS alone, and not with click.Group's, which imports each command: the shell waits.
+        found = [CompletionItem(command.name, help=command.summary) for command in COMMANDS.values()]
         return [item for item in found if item.value.startswith(incomplete)] + click.Command.shell_complete(
             self, ctx, incomplete
         )
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. Without a reader it ends as quietly as at SIGPIPE; click's code would be an answer."""
         try:
             return self._invoke(ctx)
         except BrokenPipeError:
+            # As quiet as an end by SIGPIPE; click would exit with 1, which is an answer.
             leave_unread(sys.stdout, sys.stderr)
             ctx.exit(ExitCode.UNREAD)
 

@@ -26,6 +26,7 @@ def completion(context: click.Context, *, shell: str) -> None:
       source <(offsetstore completion zsh)
       offsetstore completion fish | source
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    # The argument's choices are shells that click knows.
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(context.find_root().command, {}, _PROGRAM, _VARIABLE).source())

@@ -20,7 +20,8 @@ from offsetstore.monitoring.supervision import RunningClock, Supervision
 from offsetstore.monitoring.web import url_host
 from offsetstore.text import visible
 
-_CAN_REAP: Final = hasattr(os, "waitid")  # not on macOS before Python 3.13, where no container's process 1 runs
+# Not on macOS before Python 3.13, where no container's process 1 runs (decision 0104).
+_CAN_REAP: Final = hasattr(os, "waitid")
 _SIZE: Final = re.compile(r"(\d+)([KMG])?")
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 
@@ -99,16 +100,18 @@ def consume(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
 
     def command(number: int) -> list[str]:
-        given = Told(function, number, processes, is_static=static, has_metrics=port is not None)
+        told = Told(function, number, processes, is_static=static, has_metrics=port is not None)
         # -P: what is in the current directory must not take the place of offsetstore's own packages.
-        return [sys.executable, "-P", "-m", "offsetstore.cli.consume_process", json.dumps(asdict(given))]
+        return [sys.executable, "-P", "-m", "offsetstore.cli.consume_process", json.dumps(asdict(told))]
 
     supervisor = Supervisor(processes, command, say=_say, care=Care(drain=drain, max_rss=max_rss, reaps=_CAN_REAP))
     with ExitStack() as closing:
         if port is None:
-            supervision = Supervision(supervisor.health, RunningClock(), None)  # for systemd
+            # It tells systemd how the processes are, as the monitoring of a port does.
+            supervision = Supervision(supervisor.health, RunningClock(), None)
             closing.callback(supervision.close)
         else:
+            # Imported here: without --port, the extra monitoring need not be installed.
             what = "`offsetstore consume --port`"
             serving = find("offsetstore.monitoring.whole", "WholeMonitoring", what=what, extra="monitoring")
             monitoring = closing.enter_context(serving(supervisor, port, host=host, token=token))
@@ -119,5 +122,6 @@ def consume(
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # whoever reads it is gone: that ends no process
+    # A terminal that was closed ends no process.
+    with suppress(OSError):
         click.echo(f"offsetstore: {visible(text)}", err=True)

@@ -53,10 +53,11 @@ if TYPE_CHECKING:
 FINAL: Final = frozenset({ExitCode.NO, ExitCode.USAGE, ExitCode.FENCED})
 """Exit codes after which a restart does harm, or nothing: an operator has to decide; see docs/health.md."""
 
-_EVERY: Final = 1.0
-_LEAVING: Final = 30.0  # seconds after its drain= in which a consumer leaves Kafka's group and the fleet
+_EVERY: Final = 1.0  # seconds from one report to the next, and between two questions to the database
+# Seconds after its drain= in which a consumer leaves Kafka's group and the fleet (decision 0094).
+_LEAVING: Final = 30.0
 _FOR_EVER: Final = 1e9  # seconds
-_PATIENCE: Final = 10.0  # seconds for which the database is asked whose the group is
+_PATIENCE: Final = 10.0  # seconds for which the database is asked who owns the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,11 @@ class Told:
 
 
 class NotLoaded(ConfigurationError):
-    """There is no such function; but there may be one in a moment, if the package is being replaced."""
+    """There is no such function now; if the package is being replaced, there may be one in a moment."""
 
 
 class FunctionRaised(Exception):
-    """The user's module or function has raised its cause, which another call may not: a service may be away."""
+    """The user's module or function has raised its cause. Another call may succeed: a service may be away."""
 
 
 def load(text: str) -> Consumer:
@@ -136,13 +137,14 @@ def _imported(module: str, name: str) -> Any:
         with _of_the_user(ImportError, SyntaxError):
             return call(import_module, module)
     except (ImportError, SyntaxError) as error:
+        # The module itself is missing, or a package that it is in; else something that it imports.
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise NotLoaded(
                 f"there is no module {module}",
                 found=f"no {error.name} in {Path.cwd()}, nor where Python looks for modules",
                 expected="MODULE:FUNCTION, as in billing_app:consumer",
                 next_step=_corrected(module, name)
-                or did_you_mean(get_close_matches(module, [one.stem for one in Path.cwd().glob("*.py")]))
+                or did_you_mean(get_close_matches(module, [file.stem for file in Path.cwd().glob("*.py")]))
                 + "Correct the name, change to the directory that has it, or set PYTHONPATH.",
             ) from None
         place = place_of(error)
@@ -161,7 +163,7 @@ def _imported(module: str, name: str) -> Any:
 def _of_the_user(*passing: type[Exception]) -> Generator[None]:
     """Raise `FunctionRaised` for errors of the user's own code.
 
-    :param passing: errors that are raised as they are, beside ours and the database's.
+    :param passing: errors that are raised unchanged, as are ours and the database's.
     """
     try:
         yield
@@ -176,7 +178,8 @@ def _of_the_user(*passing: type[Exception]) -> Generator[None]:
 def _check_arguments(text: str, function: Callable[..., object]) -> None:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # one of C's does not tell
+    except ValueError:
+        # A function written in C may have no signature.
         return
     try:
         signature.bind()
@@ -206,9 +209,9 @@ def prepare(consumer: Consumer, told: Told) -> None:
 
 
 def rejoins(consumer: Consumer) -> bool:
-    """Whether the group is the consumer's own fleet's, though another process of it may have founded it anew.
+    """Whether the group still belongs to the consumer's fleet, which another of its processes may have founded anew.
 
-    If the database does not say so for some seconds, the next process finds out, unless it would fence whatever has it.
+    If so, a fenced process may be replaced; see decision 0094.
     """
     request, last = consumer.request, time.monotonic() + _PATIENCE
     while time.monotonic() < last:
@@ -218,18 +221,20 @@ def rejoins(consumer: Consumer) -> bool:
             time.sleep(_EVERY)
         else:
             return owner is not None and owner.fleet is not None and owner.fleet == consumer.fleet_name
+    # The database does not say. The next process finds out, unless it would fence whoever has the group.
     return request.takeover != "fence"
 
 
 class Reporter:
-    """Tells the supervisor every second how the consumer is, in a thread."""
+    """Reports the consumer's state to the supervisor every second, in a thread."""
 
     def __init__(self, connection: Connection, consumer: Consumer, *, has_metrics: bool) -> None:
         self._connection = connection
         self._silence = consumer.longest_poll
         self._drain = consumer.drain + _LEAVING
         self._limits = Limits(polling=self._silence)
-        if consumer.request.takeover == "wait":  # until a job has left, however long that lives
+        # It waits until a job has left, however long that lives, and must not count as one that never starts.
+        if consumer.request.takeover == "wait":
             self._limits = replace(self._limits, starting=_FOR_EVER)
         self._clock = RunningClock()
         self._facts = FactCollector(self._clock, self._limits)
@@ -237,39 +242,42 @@ class Reporter:
         store.observers = store.observers.with_one(self._facts)
         self._collect: Callable[[], Sequence[Any]] = list
         if has_metrics:
-            found = find("offsetstore.monitoring.metrics", "Metrics", what="--port", extra="monitoring")()
-            store.observers = store.observers.with_one(found)
-            self._collect = lambda: [*found.registry.collect()]
+            metrics = find("offsetstore.monitoring.metrics", "Metrics", what="--port", extra="monitoring")()
+            store.observers = store.observers.with_one(metrics)
+            self._collect = lambda: [*metrics.registry.collect()]
         self._turns = Background("offsetstore-report", self._turn, lambda: _EVERY)
         self._turns.start()
 
     def _turn(self) -> bool:
         verdict: Verdict = judge(self._facts.facts(), self._limits, self._clock())
         try:
+            # The verdict, and not the events: the errors in these may not unpickle (decision 0094).
             self._connection.send(Report(verdict, self._silence, self._drain, metrics=self._collect()))
-        except OSError:  # the supervisor is gone: see `Run.follow_supervisor`
+        except OSError:
+            # The supervisor is gone: see ConsumerProcess.follow_supervisor.
             return False
         return True
 
 
 class Watched:
-    """Tells the supervisor on the process's page what it handles, and how it ends; see `offsetstore.consumer.watch`."""
+    """Tells the supervisor on the process's page what it handles and how it ends; see `offsetstore.consumer.watch`."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
         self._words = Words()
-        self._guard = threading.Lock()  # deliveries, and the end of the process, are of several threads
+        # Deliveries and the end of the process come from several threads.
+        self._guard = threading.Lock()
 
     def joined(self, claim: Claim) -> None:
-        """Record how earlier processes have died: the supervisor has no database."""
+        """Record how earlier processes died: the supervisor has no connection to the database."""
         for death in self._page.orders().deaths:
-            of_one = next(iter(death.handled)) if len(death.handled) == 1 else None
+            tp = next(iter(death.handled)) if len(death.handled) == 1 else None
             claim.note_error(
                 JobError(
                     source="job",
                     error_class="ProcessDied",
                     text=death.text,
-                    topic_partition=of_one,
+                    topic_partition=tp,
                     ranges=describe(death.handled),
                 )
             )
@@ -277,31 +285,30 @@ class Watched:
 
     @property
     def has_joined(self) -> bool:
-        """Whether the process has been a member."""
         return self._words.has_joined
 
     def suspects(self) -> Ranges:
-        """See `Watch`."""
         return self._page.orders().suspects
 
     def handles(self, ranges: Ranges, skip: str) -> None:
-        """See `Watch`."""
         self._tell(handled=ranges, skip=skip)
 
     def on(self, event: Event) -> None:
-        """Tell, once, that records were stored; as an observer."""
+        """As an observer: report, once, that records were stored."""
         if isinstance(event, BatchEnded) and event.outcome == "written" and not self._words.has_written:
             self._tell(has_written=True)
 
     def prints(self, what: str, details: Mapping[str, str]) -> str:
-        """Print an error, unless the process before has ended with the same; return its text."""
+        """Print an error, and return its text."""
         text = error_text(what, details)
+        # Not what the process before has printed: a typo, tried five times, was thirty lines (decision 0094).
         if text != self._page.orders().printed:
             print_error(what, details)
         return text
 
     def ends(self, end: End) -> int:
-        """Tell how the process ends, unless that was told before; return its exit code."""
+        """Report how the process ends; return its exit code."""
+        # The first end counts: a fenced process has told its own before it left.
         if self._words.end is None:
             self._tell(end=end)
         return (self._words.end or end).code
@@ -313,13 +320,15 @@ class Watched:
 
 
 def end_after(error: OffsetStoreError, *, has_joined: bool = False) -> End:
-    """How a process ends that this error ends.
+    """How a process ends after this error.
 
-    :param has_joined: whether it was a member; then the database takes its password.
+    :param has_joined: whether it was a member; then the database accepts its password.
     """
     code = exit_code(error)
+    # Their code, 2, would end all processes; but a package that is being replaced may soon be back (decision 0094).
     if isinstance(error, (NotLoaded, MissingDependency)):
         return End(code, "repeats")
+    # Only before it joins, since a refused password is found by trial, with attempts to connect (decision 0094).
     if isinstance(error, StoreUnavailable) and not has_joined and is_refused(error):
         return End(code, "repeats")
     return End(code, "harms" if code in FINAL else "repeats" if is_lasting(error) else "helps")
@@ -349,31 +358,34 @@ class ConsumerProcess:
         with consumer.store:
             try:
                 consumer.run()
-            except StaleClaim as error:  # told here, since it may be killed while it leaves
+            except StaleClaim as error:
+                # Told here, since the process may be killed while it leaves.
                 self._watched.ends(End(exit_code(error), "helps" if rejoins(consumer) else "harms"))
                 raise
 
     def follow_supervisor(self) -> None:
-        """End once the supervisor is gone: nobody would replace this process, or kill it if it hangs.
+        """End the process once the supervisor is gone: nobody would replace it, or kill it if it hangs.
 
-        Whatever it does, an import or a wait for a job to leave, it ends at once if it has not joined. Otherwise it
-        writes what it has polled, within the time that the supervisor would have given it.
+        A process that has not joined ends at once, in an import or while it waits for a job to leave. A member writes
+        what it has polled, within the time that the supervisor would have given it.
         """
         threading.Thread(target=self._follow, name="offsetstore-supervisor", daemon=True).start()
 
     def _follow(self) -> None:
-        # The supervisor sends nothing, so what comes is its end: the system closes what it had. (Linux could send a
-        # signal instead, prctl(PR_SET_PDEATHSIG): once the parent's thread ends, and not if that was before the call.)
+        # The supervisor sends nothing: the socket becomes readable when the system closes its other end. Linux's signal
+        # at a parent's death comes when the parent's thread ends, and not if that was before prctl (decision 0104).
         self._connection.poll(None)
         consumer = self._consumer
         if consumer is not None and self._watched.has_joined:
             consumer.stop()
             time.sleep(consumer.drain + _LEAVING)
-        if os.getpgrp() == os.getpid():  # with what it has started, as the supervisor would
+        # Together with what it has started, as the supervisor would.
+        if os.getpgrp() == os.getpid():
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(ExitCode.DEAD)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
+        # Nothing was polled yet: end at once, also in the middle of an import.
         if self._consumer is None:
             raise TermSignal(0)
         self._consumer.stop()
@@ -385,9 +397,11 @@ def main(told: Told, descriptor: int, page: int, *, follows: bool = False) -> in
     :param page: the descriptor of the process's `Page`.
     :param follows: whether the process ends once the supervisor is gone.
     """
-    for one in (descriptor, page):
-        os.set_inheritable(one, False)  # noqa: FBT003 - Python's signature
+    # What the user's code starts must not keep the socket open: its end tells the supervisor that no report follows.
+    for number in (descriptor, page):
+        os.set_inheritable(number, False)  # noqa: FBT003 - Python's signature
     faulthandler.register(STACKS, all_threads=True)
+    # Only now that our own modules are imported, whose place no file there can take: -P, see consume.py.
     sys.path.insert(0, str(Path.cwd()))
     watched = Watched(Page(page))
     run = ConsumerProcess(told, Connection(descriptor), watched)
@@ -397,7 +411,6 @@ def main(told: Told, descriptor: int, page: int, *, follows: bool = False) -> in
 
 
 def run_told(told: Told, run: ConsumerProcess, watched: Watched) -> End:
-    """Run the consumer, and print its error."""
     try:
         run()
     except OffsetStoreError as error:

@@ -92,10 +92,12 @@ def dashboard(
         actions = None
         if deciding is not None:
             decider = opened.enter_context(OffsetStore.connect(deciding, schema=database.schema))
-            # A broker of its own: a snapshot uses the other one for seconds.
+            # A broker of its own: a snapshot uses the other one for seconds. A store of its own: a mistake in a page
+            # can't decide anything with the role that only reads (decision 0046).
             actions = Deciding(decider, connect(), kafka_groups)
         server = DashboardServer(store, broker, settings, kafka_groups=kafka_groups, actions=actions)
         print_text(f"The dashboard is at {server.url}")
+        # A snapshot of 10,000 partitions keeps 200,000 objects, which a page would wait for (decision 0046).
         with as_main_work():
             server.run()
 

@@ -51,6 +51,7 @@ _AGE: Final = re.compile(r"([0-9]{1,5})([dhm])")
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes"}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMESTAMP_TYPES: Final = {0: "CreateTime", 1: "LogAppendTime"}
+# The record's rows are in the results, or a job has read the record again since: --wait has nothing to report.
 _INTACT: Final = frozenset({"replayed", "superseded"})
 
 
@@ -74,7 +75,7 @@ def _age(text: str) -> timedelta:
 
 
 def _states(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> list[LetterState] | None:
-    return None if "all" in value else [one for one in STATES if one in value]
+    return None if "all" in value else [state for state in STATES if state in value]
 
 
 def _of_topic(context: click.Context, _parameter: click.Parameter, value: int | None) -> int | None:
@@ -94,6 +95,7 @@ _states_option = click.option(
     help="Only of this state. May be repeated.",
 )
 _filter_options = options.together(
+    # Eager: the callback of --partition reads it.
     click.option("--topic", "-t", is_eager=True, metavar="TOPIC", help="Only of this topic."),
     click.option(
         "--partition",
@@ -201,7 +203,7 @@ def list_letters(
             return
         page = store.letters(group, state=states, after=after, limit=limit, **chosen)
     more = [] if page.next is None else [f"There are more: --after {page.next}"]
-    made = {"group": group, "next": page.next, "letters": [document(one, _LETTER) for one in page.letters]}
+    made = {"group": group, "next": page.next, "letters": [document(letter, _LETTER) for letter in page.letters]}
     ask.show(made, Table.of(_LETTERS, page.letters), *more)
 
 
@@ -234,6 +236,7 @@ def show_letter(*, group: str, letter: LetterKey, topic_id: str | None, ask: Ask
 @options.group_option
 @_which_options
 @click.option("--force", is_flag=True, help="Replay even where older rows may replace those of later records.")
+# A flag, and --timeout beside it: letters follow as arguments, and one could be taken for its value (decision 0061).
 @click.option(
     "--wait", is_flag=True, help="With --execute: wait for the outcome, and fail if a letter is not replayed."
 )
@@ -286,7 +289,8 @@ def replay_letters(
         try:
             if wait and done.executed:
                 outcome = store.wait_for_replay(group, done.letters, seconds=timeout)
-        finally:  # what is requested stays so, whatever ends the wait
+        finally:
+            # What was requested stays requested, whatever ends the wait.
             if decide.as_json:
                 decide.print_plan(done, f"{_DECIDED} outcome", outcome=outcome)
         words = {
@@ -294,8 +298,8 @@ def replay_letters(
             "requested": f"not replayed in {timeout:g} s",
         }
         if outcome is not None and not decide.as_json:
-            told = [(counted(count, "dead letter"), words.get(state, state)) for state, count in outcome.items()]
-            print_text(*(f"{letters} {state}." for letters, state in told))
+            counts = [(counted(count, "dead letter"), words.get(state, state)) for state, count in outcome.items()]
+            print_text(*(f"{letters} {state}." for letters, state in counts))
         if outcome is not None and not _INTACT.issuperset(outcome):
             raise click.exceptions.Exit(ExitCode.NO)
 
@@ -416,12 +420,13 @@ def prune_letters(
 
 
 def _unreplayed(store: OffsetStore, done: LettersDecided) -> str | None:
-    """Which of the letters a running job does not replay. What is requested stays so if that can't be read."""
+    """Who replays the requested letters, in words, if not the running job; ``None`` if it does, or none runs."""
     if not done.owner.is_live or done.owner.is_paused:
         return None
     try:
         state = store.group_state(done.group)
     except OffsetStoreError:
+        # The replay was requested: the command must not fail for what it only adds.
         return None
     return None if state is None else state.unreplayed
 
@@ -484,7 +489,8 @@ def _time_of(payload: Payload) -> str:
         return "none"
     try:
         time = (_EPOCH + timedelta(milliseconds=payload.timestamp_ms)).isoformat(timespec="milliseconds")
-    except OverflowError:  # a producer may write any number
+    except OverflowError:
+        # A producer may write any number.
         time = str(payload.timestamp_ms)
     kind = None if payload.timestamp_type is None else _TIMESTAMP_TYPES.get(payload.timestamp_type)
     return f"{time} ({kind})" if kind else time

@@ -74,7 +74,8 @@ def demo(
     if poison and only == "at_least_once":
         raise click.UsageError("--poison: the at-least-once job has no dead letters; it would end at the first of them")
     only = "offsetstore" if poison else only
-    signal.signal(signal.SIGTERM, _interrupt)  # so that the servers are stopped then, too
+    # SIGTERM, too, has to stop the servers.
+    signal.signal(signal.SIGTERM, _interrupt)
     logs = output / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)

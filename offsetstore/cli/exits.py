@@ -51,7 +51,7 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
 
 def fail_unknown(store: OffsetStore, group: str) -> NoReturn:
     """Say that the store does not know the group, and which it has, and exit."""
-    # Here: the shell, which completes commands, waits for this module.
+    # Imported here: to complete a command, the shell waits for this module.
     from offsetstore.operations.operation import unknown_group  # noqa: PLC0415
     from offsetstore.store.sessions import read  # noqa: PLC0415
 

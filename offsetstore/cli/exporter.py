@@ -65,6 +65,7 @@ def exporter(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     address = options.require_url(database.url)
     broker = kafka.connect()
+    # It connects when it refreshes: without a database it goes on, and says so in offsetstore_exporter_up.
     made = Exporter(
         lambda: options.connect(address, database.schema, role=options.READS),
         broker,
@@ -73,7 +74,8 @@ def exporter(
     )
     server = Server(serving_text(lambda: made.text), host=host, port=port)
     try:
-        made.refresh()  # settings that are invalid end it here
+        # Before it answers: invalid settings end it here, and the first scrape gets figures.
+        made.refresh()
         server.start()
         print_text(f"Metrics are at http://{url_host(host)}:{server.port}/metrics")
         with as_main_work():

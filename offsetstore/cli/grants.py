@@ -32,9 +32,9 @@ def _table_option(name: str, writer: str) -> Callable[[_F], _F]:
     )
 
 
-def _table(given: str) -> TableName:
+def _table(text: str) -> TableName:
     try:
-        return TableName.parse(options.name(given))
+        return TableName.parse(options.name(text))
     except ConfigurationError as error:
         raise ValueError(f"{error.what}: {error.found}; expected {error.expected}.") from None
 

@@ -60,15 +60,15 @@ def list_groups(*, ask: AskOptions) -> None:
         found = store.groups()
     rows = [
         (
-            one.group,
-            in_words(one.owner),
-            one.owner.token.epoch,
-            one.partitions,
-            None if one.advanced_for is None else short(one.advanced_for),
-            one.dead_letters,
-            ", ".join(one.topics),
+            row.group,
+            in_words(row.owner),
+            row.owner.token.epoch,
+            row.partitions,
+            None if row.advanced_for is None else short(row.advanced_for),
+            row.dead_letters,
+            ", ".join(row.topics),
         )
-        for one in found
+        for row in found
     ]
     ask.show(document(found, _KEYS), Table(_COLUMNS, rows))
 

@@ -17,7 +17,7 @@ from offsetstore.errors import ExitCode
 from offsetstore.operations.group_status import LagLimit, judge_group
 from offsetstore.text import command, short
 
-_SECONDS: Final = 10.0
+_SECONDS: Final = 10.0  # for the process's answer
 _PROBLEMS: Final = {
     "no-live-job": "no live job owns it",
     "starts-fail": "its job fails soon after each start: `offsetstore errors` tells with what",
@@ -112,13 +112,14 @@ def health(
         if state is None:
             fail_unknown(store, group)
         schema = store.database.schema
-    if state.broker_error is not None:  # it can't be told whether a partition stands
+    # Without Kafka it is not known whether a partition stands.
+    if state.broker_error is not None:
         raise state.broker_error
     problems = judge_group(state, max_lag)
     keys = "group well problems paused=pause lag behind_seconds=lag_seconds"
     made = document(state, keys, well=not problems, problems=problems)
     text = [f"Group {group} is {'not well' if problems else 'well'}."]
-    text += [f"{one}: {_PROBLEMS[one]}" for one in problems]
+    text += [f"{problem}: {_PROBLEMS[problem]}" for problem in problems]
     if "log-lost-records" in problems:
         text.append(f"`{command('status', '-g', group, schema=schema)}` names the log.")
     text += [] if state.pause is None else [f"It is {state.pause}."]
@@ -132,7 +133,8 @@ def health(
 
 def _ask_process(ask: AskOptions, host: str, port: int, token: str | None, *, ready: bool) -> NoReturn:
     path = "/readyz" if ready else "/livez"
-    connection = HTTPConnection(host, port, timeout=_SECONDS)  # no proxy: it is a process on this machine, or near it
+    # No proxy, as urllib would use: the process is on this machine, or near it.
+    connection = HTTPConnection(host, port, timeout=_SECONDS)
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
         answer = connection.getresponse()
@@ -143,7 +145,7 @@ def _ask_process(ask: AskOptions, host: str, port: int, token: str | None, *, re
     finally:
         connection.close()
     states = [word if found[word] else f"not {word}" for word in ("live", "ready")]
-    reasons = [f"{one['code']}: {one['text']}" for one in found.get("reasons", ())]
+    reasons = [f"{reason['code']}: {reason['text']}" for reason in found.get("reasons", ())]
     ask.show(found, f"The job is {' and '.join(states)}.", *(reasons or found["codes"]))
     raise click.exceptions.Exit(ExitCode.OK if found["ready" if ready else "live"] else ExitCode.NO)
 

@@ -115,9 +115,10 @@ def lag(
         if watch is not None:
             _watch(found, look, watch, ask, by_partition=partitions)
     ask.show(document(found, _KEYS), *_text(found, by_partition=partitions))
+    # After the answer: what is stored is shown all the same.
     if found.broker_error is not None:
         raise found.broker_error
-    if limit is not None and any(judge_lag(one, limit) for one in found.groups.values()):
+    if limit is not None and any(judge_lag(state, limit) for state in found.groups.values()):
         raise click.exceptions.Exit(ExitCode.NO)
 
 
@@ -129,6 +130,7 @@ def _watch(found: Lag, look: Callable[[], Lag], seconds: float, ask: AskOptions,
             print_json(document(found, _KEYS), in_one_line=True)
         else:
             print_text(*_text(found, by_partition=by_partition))
+        # Printed, not raised: Kafka may answer the next look.
         if found.broker_error is not None:
             print_error(str(found.broker_error), {})
         time.sleep(seconds)
@@ -137,36 +139,36 @@ def _watch(found: Lag, look: Callable[[], Lag], seconds: float, ask: AskOptions,
 
 def _text(found: Lag, *, by_partition: bool) -> Iterator[str | Table]:
     yield Table(_BY_PARTITION, [*_partition_rows(found)]) if by_partition else Table(_BY_TOPIC, [*_topic_rows(found)])
-    for group, one in found.groups.items():
-        for name, topic in one.topics.items():
+    for group, state in found.groups.items():
+        for name, topic in state.topics.items():
             if topic.error is not None:
                 yield f"{group}, {name}: {topic.error.what}."
             for tp, part in topic.partitions.items():
                 yield from (f"{group}, {tp}: {note}" for note in notes(part))
             if topic.without_offset:
                 yield f"{group}, {name}: no stored offset of {counted(topic.without_offset, 'partition')}."
-        for tp, part in standing(one).items():
+        for tp, part in standing(state).items():
             assert part.age is not None
             yield f"{group}, {tp}: has stood for {short(part.age)}, with unread records, while others advanced."
 
 
 def _topic_rows(found: Lag) -> Iterator[tuple[object, ...]]:
-    for group, one in found.groups.items():
-        state = in_words(one.owner, state_of(one))
-        for name, topic in one.topics.items():
+    for group, state in found.groups.items():
+        words = in_words(state.owner, state_of(state))
+        for name, topic in state.topics.items():
             behind = _behind(topic)
-            yield group, state, name, len(topic.partitions), topic.lag, behind, topic.headroom
+            yield group, words, name, len(topic.partitions), topic.lag, behind, topic.headroom
 
 
 def _partition_rows(found: Lag) -> Iterator[tuple[object, ...]]:
-    for group, one in found.groups.items():
-        for tp, part in one.partitions.items():
+    for group, state in found.groups.items():
+        for tp, part in state.partitions.items():
             stored = part.stored.next_offset if part.stored else None
             end = part.log.end if part.log else None
             yield group, tp, stored, end, part.lag, _behind(part), part.headroom
 
 
-def _behind(one: TopicState | PartitionState) -> str | None:
-    if one.lag_seconds is None:
+def _behind(state: TopicState | PartitionState) -> str | None:
+    if state.lag_seconds is None:
         return None
-    return f"{'<=' if one.is_bound else ''}{short(timedelta(seconds=one.lag_seconds))}"
+    return f"{'<=' if state.is_bound else ''}{short(timedelta(seconds=state.lag_seconds))}"

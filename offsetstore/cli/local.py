@@ -55,7 +55,8 @@ def status(context: click.Context) -> None:
         context.exit(ExitCode.NO)
 
 
-@local.command(context_settings={"allow_interspersed_args": False})  # what follows the job is the job's
+# Options that follow the job are the job's.
+@local.command(context_settings={"allow_interspersed_args": False})
 @click.argument("job", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def submit(job: str, arguments: tuple[str, ...]) -> None:
@@ -82,7 +83,7 @@ def down(*, delete_data: bool) -> None:
 
 
 def _show(services: Sequence[ServiceStatus], *, to_stderr: bool = False) -> None:
-    """Print a line for each fact: a URL or a path that is folded can't be copied."""
+    # Lines are not wrapped: a URL or a path that was folded can't be copied.
     console = Console(soft_wrap=True, highlight=False, stderr=to_stderr)
     for service in services:
         state = f"[green]running[/], pid {service.pid}" if service.running else "[red]stopped[/]"
@@ -92,7 +93,7 @@ def _show(services: Sequence[ServiceStatus], *, to_stderr: bool = False) -> None
 
 
 def _without_password(address: str) -> str:
-    """Hide it in what stays on the screen; `up` shows it once, since the job needs it."""
+    """Hide the password in what stays on the screen; `up` shows it once, since the job needs it."""
     scheme, separator, rest = address.partition("://")
     login, at, host = rest.rpartition("@")
     return f"{scheme}{separator}{login.partition(':')[0]}{at}{host}" if separator else address

@@ -18,7 +18,8 @@ def main() -> NoReturn:
     """Run the command line and exit; ``offsetstore --help`` lists the exit codes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name may have characters that the locale can't show
+            # A name may have characters that the locale can't show.
+            stream.reconfigure(errors="backslashreplace")
     try:
         from offsetstore.cli.commands import cli  # noqa: PLC0415 - needs click, which may be missing
 

@@ -20,9 +20,9 @@ from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.store_facts import runs_on
 from offsetstore.text import visible
 
-_PATIENCE = 60.0
-_PAUSE = 3.0
-_IDLE_SECONDS = 120.0
+_PATIENCE = 60.0  # seconds for which it tries to get the locks
+_PAUSE = 3.0  # seconds in which others get the tables
+_IDLE_SECONDS = 120.0  # after which the server ends a transaction that is left open
 
 
 @click.command()
@@ -95,6 +95,7 @@ def _check(database: PostgresDatabase) -> None:
 
 def _migrate(database: PostgresDatabase, schema: str | None, *, force: bool) -> None:
     before = _attempt_patiently(database, schema, force=force)
+    # Tables of a later revision, too: a pod of the version before, which migrates first, must start (decision 0056).
     if runs_on(HEAD, before):
         print_text(f"The tables are already at revision {_in_words(before)}.")
         return
@@ -105,7 +106,7 @@ def _migrate(database: PostgresDatabase, schema: str | None, *, force: bool) -> 
 
 
 def _attempt_patiently(database: PostgresDatabase, schema: str | None, *, force: bool) -> str | None:
-    """Migrate, and return the revision from before; between two attempts, others get the tables."""
+    """Migrate, trying again while others hold the locks; return the revision from before."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -118,8 +119,10 @@ def _attempt_patiently(database: PostgresDatabase, schema: str | None, *, force:
 
 
 def _attempt(database: PostgresDatabase, schema: str | None, *, force: bool) -> str | None:
+    # The limit is for other migrations; the tables' locks have LOCK_TIMEOUT, since their readers wait behind it.
     session = database.begin(name="offsetstore:migrate", lock_timeout=_PATIENCE)
     try:
+        # Before the upgrade, after which this schema has tables, too.
         others = schemas_with_tables(session.connection)
         before = upgrade(session.connection, schema=schema)
         if before is None and not force:

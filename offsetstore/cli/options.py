@@ -45,7 +45,6 @@ class DatabaseOptions:
     schema: str | None
 
     def open(self, *, otherwise: str = "", role: str = "--role") -> AbstractContextManager[OffsetStore]:
-        """Connect to the store; see `open_store`."""
         return open_store(self.url, self.schema, otherwise=otherwise, role=role)
 
     @contextmanager
@@ -68,17 +67,15 @@ class Kafka:
     group: str | None = None
 
     def connect(self) -> Broker:
-        """Create the broker; see `make_broker`."""
         assert self.bootstrap_servers is not None
         return make_broker(self.bootstrap_servers, self.broker_option, self.broker_config, self.timeout)
 
     def find(self) -> Broker | None:
-        """Create the broker if one was named."""
         return self.connect() if self.bootstrap_servers else None
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
-    """Several options as one decorator, in the order of the help."""
+    """Make one decorator of several options; the help lists them in this order."""
 
     def add(function: _F) -> _F:
         for option in reversed(options):
@@ -89,12 +86,13 @@ def together(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
 
 
 def gathered(name: str, gather: Callable[[dict[str, Any]], object]) -> Callable[[_F], _F]:
-    """Give the command one argument for several options, which ``gather`` takes out of those that are given.
+    """Give the command one argument ``name`` for several options, which ``gather`` takes out of its arguments.
 
-    It comes after these options.
+    In `together`, it follows these options.
     """
 
     def add(function: _F) -> _F:
+        # click keeps its list of options as an attribute of the function, which `wraps` copies.
         @wraps(cast("Callable[..., Any]", function))
         def command(**given: Any) -> Any:
             given[name] = gather(given)
@@ -106,7 +104,10 @@ def gathered(name: str, gather: Callable[[dict[str, Any]], object]) -> Callable[
 
 
 def parsed(parse: Callable[[str], _T]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback that parses what is given, if something is; a ``ValueError`` has the message."""
+    """Make a click callback that parses an option's value, or each of its values, unless it is missing.
+
+    :param parse: raises ``ValueError`` with the message.
+    """
 
     def callback(_context: click.Context, _parameter: click.Parameter, value: str | tuple[str, ...] | None) -> Any:
         try:
@@ -150,7 +151,7 @@ def _renaming(value: str) -> tuple[str, str]:
 
 
 names = parsed(name)
-"""See `name`; a click callback, as those below."""
+"""See `name`. This and the following are click callbacks."""
 moment = parsed(parse_time)
 """Parse a time with its zone."""
 duration = parsed(parse_duration)
@@ -162,18 +163,16 @@ lag_limit = parsed(_lag_limit)
 
 
 def complete_group(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The groups of the store that begin with this, for the shell; none if the store does not answer in time.
-
-    It is silent about errors: the shell would show them in the middle of the line that is typed. Names that a shell
-    would take apart are left out.
-    """
+    """Return the names of groups that begin with ``incomplete``; none if the store does not answer in time."""
     url, schema = context.params.get("url"), context.params.get("schema")
     found: list[str] = []
 
     def ask() -> None:
+        # Silent about errors: the shell would show them in the middle of the line that is typed.
         with suppress(Exception), open_store(url, schema) as store:
-            found.extend(name for one in store.groups() if _is_plain(name := one.group, incomplete))
+            found.extend(name for group in store.groups() if _is_plain(name := group.group, incomplete))
 
+    # A thread can be left behind: to connect may take longer than a person waits for a completion.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_COMPLETION_SECONDS)
@@ -181,6 +180,7 @@ def complete_group(context: click.Context, _parameter: click.Parameter, incomple
 
 
 def _is_plain(name: str, beginning: str) -> bool:
+    # A shell would take a name with a space apart.
     return name.startswith(beginning) and visible(name) == name and " " not in name
 
 
@@ -226,10 +226,11 @@ def optional_group_option(what: str, *, instead: str) -> Callable[[_F], _F]:
     """``--group``, which may be left out.
 
     :param what: its help.
-    :param instead: the eager option that is given in its place; the variable then names no group.
+    :param instead: the eager option that can be given in its place.
     """
 
     def check(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+        # OFFSETSTORE_GROUP may be set for other commands: it does not contradict the other option.
         is_from_variable = context.get_parameter_source("group") is ParameterSource.ENVIRONMENT
         return None if is_from_variable and context.params[instead] else names(context, parameter, value)
 
@@ -342,7 +343,10 @@ def open_store(
 
 
 def connect(url: str, schema: str | None, *, role: str) -> OffsetStore:
-    """Connect to the store; an error says what is granted to this kind of role, see `open_store`."""
+    """Connect to the store.
+
+    :param role: as in `open_store`: if a privilege is missing, the error names the command that grants it.
+    """
     try:
         return OffsetStore.connect(url, schema=schema)
     except MissingPrivilege as error:

@@ -28,7 +28,7 @@ from offsetstore.offsets import OffsetRange, Suspect
 from offsetstore.text import NOTHING, error_text, visible
 
 _WORD: Final = re.compile(r"[^\s\[\]]+\[?|\]")
-_KEY: Final = "@"
+_KEY: Final = "@"  # in the keys of a document: the key of a mapping
 _IS_DONE: ContextVar[bool] = ContextVar("is_done", default=False)
 
 
@@ -41,11 +41,11 @@ class Table:
 
     @classmethod
     def of(cls, columns: str, values: Iterable[object]) -> Table:
-        """A row for each value.
+        """Make a row of each value.
 
         :param columns: separated by commas; each shows the attribute of its name, or of ``name=path.to.its.attribute``.
         """
-        pairs = [one.strip().partition("=") for one in columns.split(",")]
+        pairs = [column.strip().partition("=") for column in columns.split(",")]
         rows = [[cell(_at(value, path or name.removeprefix("#"))) for name, _, path in pairs] for value in values]
         return cls([name for name, _, _ in pairs], rows)
 
@@ -101,24 +101,26 @@ def _document(value: object, keys: Iterable[_Key], more: Mapping[str, object]) -
 
 def _inner(value: Any, keys: tuple[_Key, ...]) -> object:
     if isinstance(value, Mapping):
-        return [_document(one, keys, {_KEY: key}) for key, one in cast("Mapping[object, object]", value).items()]
-    if type(value) in {list, tuple}:  # a named tuple is a value
-        return [_document(one, keys, {}) for one in value]
+        return [_document(inner, keys, {_KEY: key}) for key, inner in cast("Mapping[object, object]", value).items()]
+    # The exact types: a named tuple is one value.
+    if type(value) in {list, tuple}:
+        return [_document(inner, keys, {}) for inner in value]
     return None if value is None else _document(value, keys, {})
 
 
+# The first that fits counts: a Suspect is a tuple, too.
 _AS_JSON: Final[dict[Any, Callable[[Any], object]]] = {
-    datetime: lambda one: one.isoformat(),
-    timedelta: lambda one: one.total_seconds(),
+    datetime: lambda time: time.isoformat(),
+    timedelta: lambda duration: duration.total_seconds(),
     UUID: str,
     bytes: bytes.hex,
     Exception: str,
-    Enum: lambda one: one.name.lower(),
-    OffsetRange: lambda one: {"from": one.from_, "until": one.until},
-    Suspect: lambda one: one.what,
-    Mapping: lambda one: {str(key): plain(inner) for key, inner in one.items()},
-    list: lambda one: [plain(inner) for inner in one],
-    tuple: lambda one: [plain(inner) for inner in one],
+    Enum: lambda member: member.name.lower(),
+    OffsetRange: lambda range_: {"from": range_.from_, "until": range_.until},
+    Suspect: lambda suspect: suspect.what,
+    Mapping: lambda mapping: {str(key): plain(inner) for key, inner in mapping.items()},
+    list: lambda values: [plain(inner) for inner in values],
+    tuple: lambda values: [plain(inner) for inner in values],
 }
 
 
@@ -143,7 +145,7 @@ def _at(value: Any, path: str) -> Any:
 
 @contextmanager
 def even_unread() -> Generator[None]:
-    """What is printed here can't fail the command: it says what was done, which must not be repeated."""
+    """In this block an answer that can't be printed does not fail the command: what it did must not be repeated."""
     before = _IS_DONE.set(True)
     try:
         yield
@@ -152,22 +154,24 @@ def even_unread() -> Generator[None]:
 
 
 def leave_unread(*streams: TextIO | None) -> None:
-    """Drop what is still to be printed there: the interpreter would fail to print it at its end."""
+    """Drop what these streams still hold: the interpreter would fail to print it when it ends."""
     with Path(os.devnull).open("wb") as nowhere:
         for stream in streams:
-            if stream is not None:  # as it is if it was closed before the start
+            # Python has no stream where it was closed before the start.
+            if stream is not None:
                 os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def echo(text: str, *, nl: bool = True) -> None:
-    """Print to the standard output, the only place of a command's answer."""
+    """Print to standard output, where a command's answer goes."""
     try:
         click.echo(text, nl=nl)
     except OSError as error:
         if not _IS_DONE.get():
             raise
         leave_unread(sys.stdout)
-        if not isinstance(error, BrokenPipeError):  # a full disk
+        # A full disk, say. A reader that has closed the pipe wants no more.
+        if not isinstance(error, BrokenPipeError):
             with suppress(OSError):
                 click.echo(f"It was done, but the answer can't be printed: {error.strerror}.", err=True)
 
@@ -178,7 +182,7 @@ def print_json(value: object, *, in_one_line: bool = False) -> None:
 
 
 def print_followed(lines: Iterable[object], columns: str, keys: str, *, as_json: bool) -> None:
-    """Print each of the lines when it comes: its cells, or a JSON document in one line."""
+    """Print each line as it comes: its cells, or a JSON document in one line."""
     for line in lines:
         if as_json:
             print_json(document(line, keys), in_one_line=True)

@@ -21,6 +21,7 @@ _KEYS: Final = "group executed plan=digest"
     metavar="TIME",
     help="When the pause ends by itself (2025-03-01T00:00Z), by the database's clock; without it, at `resume`.",
 )
+# Without --execute: a pause is urgent, and loses nothing (decision 0051).
 @decide_options(at_once=True)
 def pause(*, group: str, until: datetime | None, decide: Decide) -> None:
     """Pause a consumer group.

@@ -31,14 +31,14 @@ class SentLines:
         self._clock = clock
         self._guard = threading.Lock()
         self._rows = self._aside = self._blocked = 0
-        self._began: float | None = None  # with the first row since the last line
-        self._last = 0.0  # when that one was sent
+        self._began: float | None = None  # when the next line's first rows began to be sent
+        self._last = 0.0  # when the last row was sent
         self._told = -_MINUTE
         self._rests = False
         self._later: threading.Timer | None = None
 
     def on(self, event: Event) -> None:
-        """Count it, and print a line if it is time."""
+        """Count the event's rows, and print a line if one is due."""
         with self._guard:
             now = self._clock()
             match event:
@@ -53,6 +53,7 @@ class SentLines:
                     self._blocked, self._rests = event.blocked, True
                     if (wait := self._told + _MINUTE - now) <= 0:
                         self._print_rest()
+                    # No event comes while the relay is at rest: a timer prints the line once a minute has passed.
                     elif self._later is None:
                         self._later = threading.Timer(wait, self._print_later)
                         self._later.daemon = True

@@ -23,6 +23,7 @@ _KEYS: Final = (
     "claim_id=token.claim_id] replayed_letters to_datetime partitions=moves[*topic_partition stored=from_offset "
     "new=to_offset beginning=log.beginning end=log.end suspect]"
 )
+# In the order of _target's arguments.
 _TARGETS: Final = (
     "--to-earliest",
     "--to-latest",
@@ -33,7 +34,7 @@ _TARGETS: Final = (
     "--shift-by",
     "--from-file",
 )
-_WITH_GROUP: Final = 4
+_WITH_GROUP: Final = 4  # columns of a line that names its group
 
 
 def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> dict[str, set[int] | None]:
@@ -81,6 +82,7 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
 @click.option("--shift-by", type=int, metavar="N", help="By N offsets; backwards if N is negative.")
 @click.option(
     "--from-file",
+    # utf-8-sig: some programs begin a CSV file with a byte-order mark.
     type=click.File(encoding="utf-8-sig"),
     metavar="FILE",
     help="To the offsets of a CSV file (- for standard input) with the lines topic,partition,offset, or of the group's "
@@ -171,6 +173,7 @@ def reset(
             _print_csv(done)
             return
         notes: list[str] = []
+        # By the same duration, the plan would be another one at any later time.
         if led_to is not None and not done.executed:
             to = f"--by-duration leads to {led_to.isoformat()}"
             notes.append(f"{to}: repeat this plan with --to-datetime and that time.")
@@ -191,6 +194,7 @@ def reset(
             ),
             show,
         )
+    # Without --execute, too, the answer is no if --execute would refuse.
     if done.met_live_owner and not decide.force:
         raise click.exceptions.Exit(ExitCode.NO)
 

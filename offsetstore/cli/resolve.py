@@ -140,21 +140,21 @@ def _text(group: str, start: StartingOffsets) -> Iterator[str | Table]:
     rows = [
         (
             tp,
-            one.offset,
-            one.stored.next_offset if one.stored else None,
-            one.committed.next_offset if one.committed else None,
-            one.log.beginning,
-            one.log.end,
-            one.reason.name.lower(),
+            partition.offset,
+            partition.stored.next_offset if partition.stored else None,
+            partition.committed.next_offset if partition.committed else None,
+            partition.log.beginning,
+            partition.log.end,
+            partition.reason.name.lower(),
         )
-        for tp, one in start.starts.items()
+        for tp, partition in start.starts.items()
     ]
     yield Table(_COLUMNS, rows)
-    used = {one.reason for one in start.starts.values()}
+    used = {partition.reason for partition in start.starts.values()}
     yield ""
     yield Table(("reason", "meaning"), [(reason.name.lower(), reason.value) for reason in Reason if reason in used])
     yield ""
-    if skipped := {tp: one.skipped for tp, one in start.starts.items() if one.skipped is not None}:
+    if skipped := {tp: partition.skipped for tp, partition in start.starts.items() if partition.skipped is not None}:
         first = ", ".join(f"{tp} {range_}" for tp, range_ in [*skipped.items()][:_SHOWN])
         more = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
         offsets = counted(count_offsets(skipped), "offset")
@@ -167,4 +167,4 @@ def _text(group: str, start: StartingOffsets) -> Iterator[str | Table]:
 
 
 def _records(start: StartingOffsets) -> int:
-    return sum(lag_of(one.offset, one.log) or 0 for one in start.starts.values())
+    return sum(lag_of(partition.offset, partition.log) or 0 for partition in start.starts.values())

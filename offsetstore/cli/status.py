@@ -100,12 +100,13 @@ def status(*, group: str, kafka: options.Kafka, ask: AskOptions) -> None:
         if state is None:
             fail_unknown(store, group)
         schema = store.database.schema
-    letters = {**{one: state.dead_letters.get(one, 0) for one in OPEN}, "job_replays": state.replays_letters}
+    letters = {**{name: state.dead_letters.get(name, 0) for name in OPEN}, "job_replays": state.replays_letters}
     database = "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown"
-    rows = [_row(tp, one) for tp, one in state.partitions.items()]
+    rows = [_row(tp, part) for tp, part in state.partitions.items()]
     made = document(state, _KEYS, database=database, dead_letters=letters)
     members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.members else []
     ask.show(made, *_head(state, identity, schema), *members, Table(_COLUMNS, rows), *_notes(state))
+    # After the answer: what is stored is shown all the same.
     if (error := _unanswered(state)) is not None:
         raise error
 
@@ -146,39 +147,40 @@ def _outbox(outbox: OutboxState, at: datetime, listing: str) -> Iterator[str]:
         yield f"Kafka refuses {counted(outbox.refused, 'row')} of the outbox: `{listing}` names them."
 
 
-def _row(tp: TopicPartition, one: PartitionState) -> tuple[object, ...]:
-    committed = one.committed.next_offset if one.committed else None
-    epoch = one.stored.token.epoch if one.stored else None
-    end = one.log.end if one.log else None
-    return tp, _stored_in_words(one), committed, end, one.lag, epoch, None if one.age is None else short(one.age)
+def _row(tp: TopicPartition, part: PartitionState) -> tuple[object, ...]:
+    committed = part.committed.next_offset if part.committed else None
+    epoch = part.stored.token.epoch if part.stored else None
+    end = part.log.end if part.log else None
+    return tp, _stored_in_words(part), committed, end, part.lag, epoch, None if part.age is None else short(part.age)
 
 
-def _member_row(one: MemberState) -> tuple[object, ...]:
-    member = one.member
+def _member_row(state: MemberState) -> tuple[object, ...]:
+    member = state.member
+    # A heartbeat may be ahead of the database's clock as it was read.
     age = short(max(timedelta(0), member.alive_for))
     return (
         member.owner,
         "live" if member.is_live else "silent",
         age,
-        len(one.partitions),
-        numbered(one.partitions) or None,
+        len(state.partitions),
+        numbered(state.partitions) or None,
     )
 
 
 def _notes(state: GroupState) -> Iterator[str]:
-    yield from (f"{name}: {one.error.what}." for name, one in state.topics.items() if one.error is not None)
-    for tp, one in state.partitions.items():
-        yield from (f"{tp}: {note}" for note in notes(one))
+    yield from (f"{name}: {topic.error.what}." for name, topic in state.topics.items() if topic.error is not None)
+    for tp, part in state.partitions.items():
+        yield from (f"{tp}: {note}" for note in notes(part))
     if state.lag is not None:
         yield f"Lag {state.lag} in {counted(len(state.partitions), 'partition')}."
 
 
-def _stored_in_words(one: PartitionState) -> str | None:
-    if one.stored is None:
+def _stored_in_words(part: PartitionState) -> str | None:
+    if part.stored is None:
         return None
-    found = (("pinned", one.stored.pinned), ("contested", one.stored.contested), ("suspect", one.is_suspect))
+    found = (("pinned", part.stored.pinned), ("contested", part.stored.contested), ("suspect", part.is_suspect))
     marks = [mark for mark, is_set in found if is_set]
-    return f"{one.stored.next_offset} ({', '.join(marks)})" if marks else str(one.stored.next_offset)
+    return f"{part.stored.next_offset} ({', '.join(marks)})" if marks else str(part.stored.next_offset)
 
 
 def _owner_in_words(state: GroupState) -> str:

@@ -74,6 +74,7 @@ ADVANCED: Final = Gauge(
 MIRROR: Final = Gauge(
     "offsetstore_group_mirror_lag_offsets", "Offsets by which the copies in Kafka are behind.", _GROUP
 )
+# Not kafka_exporter's count: only whether there are any can be asked for safely (decision 0037).
 MEMBERS: Final = Gauge("offsetstore_group_has_kafka_members", "1 if a consumer has joined the group in Kafka.", _GROUP)
 LIVE: Final = Gauge("offsetstore_group_live", "1 if a job owns the group and sends heartbeats.", _GROUP)
 FLEET: Final = Gauge(
@@ -140,7 +141,7 @@ class Exposition:
         self._samples: dict[Gauge, list[str]] = {}
 
     def add(self, gauge: Gauge, value: float | None, *labels: str) -> None:
-        """Add a sample; one without a value is left out. ``labels`` are the values of the gauge's labels, in order."""
+        """Add a sample, unless its value is ``None``. ``labels`` are the values of the gauge's labels, in order."""
         if value is None:
             return
         pairs = ",".join([f'{name}="{_escaped(label)}"' for name, label in zip(gauge.labels, labels, strict=True)])
@@ -150,14 +151,15 @@ class Exposition:
         )
 
     def text(self) -> bytes:
-        """All of it, with the samples of each metric together, as the format wants them."""
+        """Return the text, with the samples of each metric together, as the format requires."""
         parts: list[str] = []
         for gauge, samples in self._samples.items():
             parts += [f"# HELP {gauge.name} {gauge.what}\n# TYPE {gauge.name} gauge\n", *samples]
         return "".join(parts).encode(errors="replace")
 
 
-@lru_cache(1 << 16)  # names come and go
+# Bounded, since names come and go.
+@lru_cache(1 << 16)
 def _escaped(label: str) -> str:
     return label.translate(_ESCAPES)
 
@@ -169,7 +171,7 @@ class Exporter:
 
     :param connect: connects to the store. It is called until it succeeds; the exporter closes the store.
     :param broker: asked for log ends, committed offsets and members. It is left open.
-    :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+    :param kafka_groups: Kafka's names of groups that have a different one there, by the name in the store.
     :param max_partition_series: above this number, all per-partition series are omitted.
     """
 
@@ -199,6 +201,7 @@ class Exporter:
             try:
                 self.refresh()
             except Exception as error:  # noqa: BLE001 - it must go on, and an unknown error's text may hold values
+                # Its frames would keep what the refresh has read until the next garbage collection (decision 0100).
                 self._tell("refresh", type(without_frames(error)).__name__)
                 self._write(Exposition(), began, is_store_up=False, is_kafka_up=False)
             else:
@@ -224,7 +227,6 @@ class Exporter:
         self._write(page, began, is_store_up=lag is not None, is_kafka_up=is_kafka_up)
 
     def close(self) -> None:
-        """Close the store."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -259,7 +261,7 @@ class Exporter:
         return True
 
     def _tell(self, target: str, trouble: str | None) -> None:
-        """Log a trouble when it begins or changes, and when it ends."""
+        """Log a problem when it begins or changes, and when it ends (``None``)."""
         if trouble != self._troubles.get(target):
             if trouble is None:
                 _log.warning("%s: in order again", target)
@@ -275,14 +277,15 @@ class Exporter:
         series = 2 * (logs + sum(map(len, lag.store.partitions.values())))
         is_too_many = series > self._max_partition_series
         page.add(LEFT_OUT, series if is_too_many else 0)
+        # All of them, not some: a sum over half of the partitions would be a wrong number (decision 0037).
         if is_too_many:
             return
         for name, topic in lag.topics.items():
             for number, log in topic.partitions.items():
                 page.add(END, log.end, name, str(number))
                 page.add(BEGINNING, log.beginning, name, str(number))
-        for group, one in lag.groups.items():
-            for tp, partition in one.partitions.items():
+        for group, state in lag.groups.items():
+            for tp, partition in state.partitions.items():
                 if partition.stored is not None:
                     page.add(STORED, partition.stored.next_offset, group, tp.topic, str(tp.partition))
                     page.add(RECORDS, partition.lag, group, tp.topic, str(tp.partition))
@@ -294,41 +297,42 @@ def _add_store(page: Exposition, lag: Lag) -> None:
     page.add(OUTBOX_SENT, lag.store.outbox_sent)
     if lag.store.relay is not None:
         page.add(RELAY, 1, lag.store.relay.state)
-    elif any(one.rows for one in lag.store.outbox.values()):
+    elif any(outbox.rows for outbox in lag.store.outbox.values()):
         page.add(RELAY, 1, "none")
 
 
 def _add_groups(page: Exposition, lag: Lag) -> None:
-    for group, one in lag.groups.items():
-        owner, rows = one.owner, one.rows
-        page.add(STATE, 1, group, state_of(one))
+    for group, state in lag.groups.items():
+        owner, rows = state.owner, state.rows
+        page.add(STATE, 1, group, state_of(state))
         page.add(LIVE, owner.is_live, group)
         if owner.fleet is not None:
-            page.add(FLEET, sum(member.is_live for member in one.members), group)
+            page.add(FLEET, sum(member.is_live for member in state.members), group)
         page.add(PAUSED, owner.pause is not None, group)
         page.add(EPOCH, owner.token.epoch, group)
         page.add(HEARTBEAT, None if owner.alive_for is None else owner.alive_for.total_seconds(), group)
-        if one.run is not None and one.run.ending is None:
-            page.add(BATCH, 0 if one.run.batch_since is None else one.run.batch_since.timestamp(), group)
+        if state.run is not None and state.run.ending is None:
+            page.add(BATCH, 0 if state.run.batch_since is None else state.run.batch_since.timestamp(), group)
         changed = [row.updated_at for row in rows.values() if row.updated_at is not None]
         page.add(ADVANCED, max(changed).timestamp() if changed else None, group)
         page.add(PINNED, sum(row.pinned for row in rows.values()), group)
         page.add(SUSPECT, sum(row.suspect is not None for row in rows.values()), group)
-        for state in OPEN:
-            page.add(LETTERS, one.dead_letters.get(state, 0), group, state)
-        outbox = one.outbox or OutboxState()
+        for letter_state in OPEN:
+            page.add(LETTERS, state.dead_letters.get(letter_state, 0), group, letter_state)
+        outbox = state.outbox or OutboxState()
         page.add(OUTBOX_ROWS, outbox.rows, group)
-        age = None if outbox.oldest is None else (one.read_at - outbox.oldest).total_seconds()
+        age = None if outbox.oldest is None else (state.read_at - outbox.oldest).total_seconds()
         page.add(OUTBOX_AGE, age or 0, group)
         page.add(OUTBOX_FIRST, outbox.row or 0, group)
         page.add(OUTBOX_REFUSED, outbox.refused, group)
-        if one.kafka is not None:
-            page.add(STANDING, len(standing(one)), group)
-            page.add(UNREAD, one.without_offset, group)
-            page.add(MEMBERS, one.kafka.has_members, group)
-            page.add(MIRROR, one.mirror_lag, group)
-        for name, topic in one.topics.items():
-            if one.kafka is not None:
+        if state.kafka is not None:
+            page.add(STANDING, len(standing(state)), group)
+            page.add(UNREAD, state.without_offset, group)
+            page.add(MEMBERS, state.kafka.has_members, group)
+            page.add(MIRROR, state.mirror_lag, group)
+        for name, topic in state.topics.items():
+            # A missing series fires no alert, so this one is there where the lag is not (decision 0043).
+            if state.kafka is not None:
                 page.add(KNOWN, topic.lag is not None, group, name)
             page.add(RECORDS_SUM, topic.lag, group, name)
             page.add(SECONDS, topic.lag_seconds, group, name)

@@ -14,7 +14,7 @@ from typing import Final
 from offsetstore.protocol.job_state import UNREACHABLE, JobState
 from offsetstore.protocol.numbers import check_seconds, check_whole
 
-_INTERVALS: Final = 3  # of triggers, until a query counts as stalled
+_INTERVALS: Final = 3  # between triggers, until a query counts as stalled
 _IDLE_WORK: Final = {"replay": "dead letters have been replayed", "tick": "a tick has been running"}
 
 
@@ -59,7 +59,6 @@ class Limits:
     max_rss: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name != "max_rss":
@@ -83,7 +82,7 @@ class Finding:
     """One reason.
 
     :param text: for people; it holds the group's name and our own words.
-    :param is_live: whether the job is live in spite of it, also ``is_ready``.
+    :param is_live: whether the job is live in spite of it; ``is_ready`` likewise.
     """
 
     code: Code
@@ -102,17 +101,17 @@ class Verdict:
     @property
     def is_live(self) -> bool:
         """Whether a restart would not help."""
-        return all(one.is_live for one in self.findings)
+        return all(finding.is_live for finding in self.findings)
 
     @property
     def is_ready(self) -> bool:
         """Whether the job does its work, or waits because it was told to."""
-        return all(one.is_ready for one in self.findings)
+        return all(finding.is_ready for finding in self.findings)
 
     @property
     def codes(self) -> tuple[Code, ...]:
         """The codes, each once, in order of precedence."""
-        return tuple(dict.fromkeys(one.code for one in self.findings))
+        return tuple(dict.fromkeys(finding.code for finding in self.findings))
 
 
 def judge(facts: Facts, limits: Limits, now: float) -> Verdict:
@@ -121,6 +120,7 @@ def judge(facts: Facts, limits: Limits, now: float) -> Verdict:
     :param now: by the clock of the facts.
     """
     found = [finding for group in facts.groups for finding in _of_group(group, limits, now)]
+    # Live: a process that has closed its claims may have other work.
     if facts.has_claimed and not facts.groups:
         found.append(Finding(Code.QUERY_ENDED, None, "no group is claimed any more", is_live=True))
     if not facts.has_claimed:
@@ -128,11 +128,12 @@ def judge(facts: Facts, limits: Limits, now: float) -> Verdict:
     if limits.max_rss is not None and facts.rss is not None and facts.rss > limits.max_rss:
         found.append(Finding(Code.MEMORY, None, f"{facts.rss:,} bytes of memory (limit {limits.max_rss:,})"))
     order = list(Code)
-    return Verdict(tuple(sorted(found, key=lambda one: order.index(one.code))))
+    return Verdict(tuple(sorted(found, key=lambda finding: order.index(finding.code))))
 
 
 def _of_group(group: JobState, limits: Limits, now: float) -> Iterator[Finding]:
-    if group.is_lost:  # it sends no heartbeats any more, so the rest is not known
+    # It sends no more heartbeats, so the rest is not known.
+    if group.is_lost:
         yield Finding(Code.CLAIM_LOST, group.group, f"{group.group}: another claim has taken over")
         return
     is_java_gone = group.java_answered is not None and now - group.java_answered > limits.jvm
@@ -157,6 +158,8 @@ def _of_group(group: JobState, limits: Limits, now: float) -> Iterator[Finding]:
 
 
 def _of_progress(group: JobState, limits: Limits, now: float, *, is_out: bool, is_java_gone: bool) -> Iterator[Finding]:
+    # An outage stops the clocks of what it may cause, and they begin anew after it: else the job would be killed in the
+    # moment in which it can go on (decision 0038).
     def age(since: float) -> float:
         return 0.0 if is_out else now - max(since, group.outage_ended)
 

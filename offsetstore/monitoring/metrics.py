@@ -1,4 +1,4 @@
-"""A job's metrics, from the events that it tells its observers; see docs/metrics.md.
+"""A job's metrics, from the events that its observers get; see docs/metrics.md.
 
 Every series has the label ``consumergroup``, as kafka_exporter has it, and none has a partition.
 """
@@ -199,11 +199,13 @@ class Metrics:
         group = event.group
         if began is not None:
             self._started.labels(group).set(0)
-            self._paused.labels(group).set(0)  # a stop or another claim ends the wait without an event
+            # A stop or another claim ends the wait without an event.
+            self._paused.labels(group).set(0)
         self._batches.labels(group, event.outcome).inc()
         if event.error is not None:
             self._errors.labels(group, type(event.error).__name__).inc()
         for topic, ranges in _by_topic(event.done):
+            # Of a batch that failed, what was stored before the refused record is done (decision 0058).
             outcome = event.outcome if event.is_well else "written"
             self._offsets.labels(group, topic, outcome).inc(count_offsets(ranges))
         if began is not None and event.is_well:
@@ -218,7 +220,7 @@ class Metrics:
             self._phases.labels(group, phase).observe(spent)
 
     def _claim(self, group: str, token: Token) -> None:
-        """Begin the group's series: a counter that is absent until the first error has no increase then."""
+        """Begin the group's series at 0: a counter that appears with the first error shows no increase."""
         self._held.labels(group).set(1)
         self._build.labels(group, self._version).set(1)
         self._epoch.labels(group).set(token.epoch)
@@ -235,8 +237,10 @@ class Metrics:
 
     def _release(self, before: JobState, after: JobState) -> None:
         if after.is_closed:
-            for family in self._of_claim:  # what they tell is over; a rule about them would fire for ever
-                with suppress(KeyError):  # there is none yet; newer versions of prometheus_client don't mind
+            # They are about the claim, which is over: a rule about them would fire for ever.
+            for family in self._of_claim:
+                # The series may not have begun; newer versions of prometheus_client don't mind.
+                with suppress(KeyError):
                     family.remove(after.group)
         elif after.is_lost and not before.is_lost:
             self._held.labels(after.group).set(0)

@@ -19,10 +19,11 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from offsetstore.offsets import OffsetRange, Ranges, TopicPartition
 
 Restart: TypeAlias = Literal["helps", "repeats", "harms"]
-"""What a restart does after an end: it may help; it meets the same error again, until someone corrects what that names;
-or it does harm, or nothing."""
+"""What a restart does after an end: it may help; it meets the same error again, until someone corrects what the error
+names; or it does harm, or nothing."""
 
-_PLACE: Final = 1 << 26  # bytes: each side has two such places; what is not written needs no memory
+# Bytes. Each side has two such places; what is never written needs no memory.
+_PLACE: Final = 1 << 26
 _HEAD: Final = struct.Struct("<QQI")  # the number of what is written, its size and its checksum
 
 
@@ -30,7 +31,7 @@ _HEAD: Final = struct.Struct("<QQI")  # the number of what is written, its size 
 class End:
     """How a process ends, in its own words.
 
-    :param error: as the process has printed it, or the one before it.
+    :param error: the text that this process has printed, or the one before it.
     """
 
     code: int
@@ -40,9 +41,9 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a process has told.
+    """What a process has told the supervisor.
 
-    :param handled: the records that it was handling: the user's function was called, and they are not all stored.
+    :param handled: the records that it is handling: the user's function was called, and not all of them are stored.
     :param skip: the words with the command that skips them, if they are a single record.
     :param has_joined: whether it has joined the fleet, and recorded the deaths that it was given.
     :param has_written: whether it has stored any records.
@@ -78,8 +79,8 @@ class Orders:
     """What a supervisor tells a process.
 
     :param suspects: where processes died: these records are to be handled one by one.
-    :param deaths: to be recorded in the database, which the supervisor has no connection to.
-    :param printed: the error that the process before has ended with: it is not printed twice.
+    :param deaths: to be recorded in the database, to which the supervisor has no connection.
+    :param printed: the error with which the process before ended: it is not printed twice.
     """
 
     suspects: Ranges = field(default_factory=dict[TopicPartition, OffsetRange])
@@ -90,24 +91,23 @@ class Orders:
 class _Side:
     """What one side tells, in two places in turn.
 
-    The kernel copies 4 KiB at a time, and SIGKILL may end that in between: then what was told before is still whole.
+    The kernel copies 4 KiB at a time, and SIGKILL may end that in between: the value before is then still whole.
     """
 
     def __init__(self, descriptor: int, begin: int) -> None:
         self._descriptor = descriptor
         self._begin = begin
-        self._told = self._read = 0  # the numbers of the last ones
+        self._told = self._read = 0  # the numbers of the last values
         self._last: Any = None
 
     def tell(self, what: object) -> None:
-        """Write it."""
         self._told += 1
         text = pickle.dumps(what)
         head = _HEAD.pack(self._told, len(text), zlib.crc32(text, self._told))
         os.pwrite(self._descriptor, head + text, self._place(self._told))
 
     def read(self) -> Any:
-        """The last that is whole; ``None`` if nothing is. It is unpickled once."""
+        """Return the last value that is whole, ``None`` if there is none. Each value is unpickled once."""
         places = [self._place(number) for number in range(2)]
         heads = [os.pread(self._descriptor, _HEAD.size, place).ljust(_HEAD.size, b"\0") for place in places]
         for number, size, checksum in sorted(map(_HEAD.unpack, heads), reverse=True):
@@ -115,7 +115,8 @@ class _Side:
                 break
             text = os.pread(self._descriptor, size, self._place(number) + _HEAD.size)
             if zlib.crc32(text, number) == checksum:
-                with suppress(Exception):  # its class, if the package is being replaced
+                # Its class may be missing while the package is being replaced.
+                with suppress(Exception):
                     self._read, self._last = number, pickle.loads(text)  # noqa: S301 - our own program's
                 break
         return self._last
@@ -125,7 +126,7 @@ class _Side:
 
 
 class Page:
-    """One process's page, of which each side has a half to write."""
+    """One process's page: the process writes one half, with `tell`, and the supervisor the other, with `order`."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -133,31 +134,27 @@ class Page:
 
     @classmethod
     def make(cls) -> Page:
-        """A new one, without a name.
+        """Make a page without a name in the file system.
 
         :raises OSError: this process may open no more files.
         """
-        if (make := cast("Callable[[str], int] | None", getattr(os, "memfd_create", None))) is not None:  # Linux only
+        # Linux only: elsewhere it is a file whose name is gone.
+        if (make := cast("Callable[[str], int] | None", getattr(os, "memfd_create", None))) is not None:
             return cls(make("offsetstore-process"))
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
     def tell(self, words: Words) -> None:
-        """Write what the process tells."""
         self._process.tell(words)
 
     def order(self, orders: Orders) -> None:
-        """Write what the supervisor tells."""
         self._supervisor.tell(orders)
 
     def words(self) -> Words:
-        """What the process has told."""
         return cast("Words | None", self._process.read()) or Words()
 
     def orders(self) -> Orders:
-        """What the supervisor has told."""
         return cast("Orders | None", self._supervisor.read()) or Orders()
 
     def close(self) -> None:
-        """Forget it."""
         os.close(self.descriptor)

@@ -33,11 +33,12 @@ DRAIN: Final = 60.0
 
 _LOOK: Final = 0.1  # seconds between two looks at the processes
 _LONGEST_PAUSE: Final = 60.0  # seconds until a process is started again; also how long a good one has lived
-_STACKS_SECONDS: Final = 2.0
-_STILL: Final = 30.0
+_STACKS_SECONDS: Final = 2.0  # in which a process that hangs writes its stacks, before it is killed
+_STILL: Final = 30.0  # seconds without a look at the processes, after which the supervisor itself is stalled
 _SILENCE: Final = 10.0  # seconds without a report after which a process is not ready
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _TRIES: Final = 5  # ends in a row for a reason that no restart mends, while none has ever worked
+# They blame no record. SIGKILL is not among them, since the kernel sends it when it is out of memory (decision 0094).
 _OF_OPERATORS: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT})
 _OUT_OF_MEMORY: Final = "someone killed it, or the kernel did for want of memory"
 _CRASHED: Final = "your function or a library crashed in C"
@@ -51,9 +52,9 @@ _NAMED: Final = 3
 class Report:
     """What a process tells the supervisor, once a second.
 
-    :param silence: seconds without another report after which it hangs.
+    :param silence: seconds without another report after which it counts as hung.
     :param drain: seconds that it may take to end, by its own limits, once it is told to.
-    :param metrics: of prometheus_client; nothing if they are not served.
+    :param metrics: of prometheus_client; empty if they are not served.
     """
 
     verdict: Verdict
@@ -66,10 +67,10 @@ class Report:
 class Care:
     """How processes are looked after; times are in seconds.
 
-    :param drain: from SIGTERM to SIGKILL; by default as long as each process tells.
-    :param max_rss: bytes of memory; a process that has more is drained and replaced.
+    :param drain: from SIGTERM to SIGKILL; by default the time that each process has reported.
+    :param max_rss: bytes of memory; a process that uses more is drained and replaced.
     :param reaps: whether other children are waited for, too: as process 1 of a container, the supervisor gets what
-        its processes have started and left behind. Only where nobody else in this process waits for children.
+        its processes have started and left behind. Only where no other code in this process waits for children.
     """
 
     drain: float | None = None
@@ -83,9 +84,9 @@ class Process:
 
     Signals go through its pidfd, where there is one: they never reach another process that has got its number.
 
-    ``was_ready`` tells whether it ever was.
+    ``was_ready`` says whether it was ever ready.
 
-    :param command: is given the numbers of the descriptors of its reports and of its page, at the end.
+    :param command: two arguments are appended: the numbers of the descriptors of its reports and of its page.
     :param orders: for its page.
     """
 
@@ -93,7 +94,8 @@ class Process:
         self.orders = orders or Orders()
         self._page = Page.make()
         try:
-            self._page.order(self.orders)  # which may find no memory
+            # There may be no memory for it, as for a process.
+            self._page.order(self.orders)
             connection = self._start(command)
         except BaseException:
             self._page.close()
@@ -101,7 +103,8 @@ class Process:
         opens = getattr(os, "pidfd_open", None)  # Linux only
         try:
             self._pidfd: int | None = None if opens is None else opens(self._popen.pid)
-        except OSError:  # no more descriptors: nobody would look after it
+        except OSError:
+            # No more descriptors: nobody would look after this process.
             self._popen.kill()
             self._popen.wait()
             self._page.close()
@@ -110,7 +113,7 @@ class Process:
         self.began = self.heard = clock()
         self.report: Report | None = None
         self.was_ready = False
-        # A process that is stopped while it sends must not stop the supervisor.
+        # A thread for each: a process that is stopped while it sends must not stop the supervisor (decision 0094).
         self._reader = threading.Thread(target=self._read, args=(connection,), daemon=True)
         self._reader.start()
 
@@ -118,7 +121,7 @@ class Process:
         ours, theirs = socketpair()
         with ours, theirs:
             descriptors = [theirs.fileno(), self._page.descriptor]
-            # A group of its own: Ctrl-C at a terminal is told to the supervisor alone, and the whole can be killed.
+            # A group of its own: Ctrl-C at a terminal reaches the supervisor alone, and all of the group can be killed.
             self._popen = subprocess.Popen(  # noqa: S603 - our own program
                 [*command, *map(str, descriptors)], pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0
             )
@@ -126,7 +129,6 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._popen.pid
 
     @property
@@ -136,7 +138,9 @@ class Process:
         Its last report has arrived then, and on Linux its group is killed.
         """
         if self._popen.returncode is None and self._pidfd is not None:
-            with suppress(ChildProcessError):  # with SIGCHLD ignored, it has no number any more
+            # With SIGCHLD ignored, an ended process has no number any more.
+            with suppress(ChildProcessError):
+                # WNOWAIT: its number, and so its group's, stays its own until the group is killed.
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     return None
                 self._kill_group()
@@ -149,27 +153,26 @@ class Process:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether it has told that another claim has its group."""
+        """Whether it has reported that another claim has its group."""
         return self.report is not None and Code.CLAIM_LOST in self.report.verdict.codes
 
     @property
     def words(self) -> Words:
-        """What it has told so far."""
         return self._page.words()
 
     def order(self, orders: Orders) -> None:
-        """Tell it this from now on."""
         self.orders = orders
         self._page.order(orders)
 
     def close(self) -> None:
-        """Forget what it has told, once it has ended."""
+        """Let go of its page, once it has ended."""
         self._page.close()
 
     def send(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self._pidfd is None:
-            self._popen.send_signal(number)  # which does not wait for it behind our back, so the number is its own
+            # Popen reaps the process itself, so the number is still its own.
+            self._popen.send_signal(number)
             return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
@@ -181,17 +184,18 @@ class Process:
             self._kill_group()
 
     def _kill_group(self) -> None:
-        """To be called before the process is waited for: its number, and so its group's, is its own until then."""
+        """Kill what runs in the group. Call it before the process is waited for: until then the number is its own."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def _read(self, connection: Connection) -> None:
         with suppress(EOFError, OSError), connection:
             while True:
-                told = connection.recv_bytes()
-                self.heard = self._clock()  # first: the report says how old that may be
+                data = connection.recv_bytes()
+                # Before the report is set, which says how old that may be.
+                self.heard = self._clock()
                 try:
-                    report = cast("Report", pickle.loads(told))  # noqa: S301 - our own process's
+                    report = cast("Report", pickle.loads(data))  # noqa: S301 - our own process's
                 except Exception:  # noqa: BLE001, S112 - another version's; if we closed our end, each one would die of it
                     continue
                 self.report = report
@@ -202,15 +206,15 @@ class Process:
 class Place:
     """One of the processes, with those that it replaces.
 
-    :param failures: how many have ended in a row without having lived for a minute.
-    :param repeated: how many have ended in a row for a reason that no restart mends.
-    :param starts_at: when the next one is started.
-    :param kill_at: when it is killed: it was told to end, or hangs.
-    :param within: the seconds that it was given to end, until it is told that it is killed.
-    :param is_killed: that was told.
+    :param failures: processes that have ended in a row without having lived for a minute.
+    :param repeated: processes that have ended in a row for a reason that no restart mends.
+    :param starts_at: when the next process is started.
+    :param kill_at: when the process is killed, if it was told to end, or hangs.
+    :param within: the seconds that it was given to end; ``None`` again once it was said that it is killed.
+    :param is_killed: whether that was said.
     :param dead_since: since when it is not live.
-    :param why: it is not ready, for people.
-    :param printed: the error with which the last one has ended.
+    :param why: why it is not ready, for people.
+    :param printed: the error with which the last process ended.
     """
 
     number: int
@@ -236,13 +240,13 @@ class Place:
 class Supervisor:
     """Runs several processes until it is told to end, by SIGTERM, Ctrl-C or `stop`.
 
-    The second is started once the first is ready: so what is wrong with all of them is told once, and one of them
-    founds the fleet that the others join.
+    The second process is started once the first is ready: what is wrong with all of them is then printed once, and one
+    of them founds the fleet that the others join.
 
-    ``failures`` counts processes that failed, also before they could join: then no database knows of them.
+    ``failures`` counts processes that failed, also before they could join, of which no database knows.
 
     :param command: makes the command of the process with this number.
-    :param say: gets a line about what has happened.
+    :param say: prints a line about what has happened.
     """
 
     def __init__(
@@ -261,7 +265,7 @@ class Supervisor:
         self._clock = clock or RunningClock()
         self._has_begun = self._has_worked = self._have_written = self._are_ready = False
         self._failed_with = 0  # the exit code for the last process that has ended with an error
-        self._died_at: dict[TopicPartition, tuple[OffsetRange, int]] = {}  # and how many did
+        self._died_at: dict[TopicPartition, tuple[OffsetRange, int]] = {}  # where processes died, and how many did
         self._unrecorded: list[Death] = []
         self._signals = StopRequests(clock or time.monotonic)
         self._is_stopping = False
@@ -283,7 +287,8 @@ class Supervisor:
             try:
                 while not self._turn():
                     time.sleep(_LOOK)
-            finally:  # an error of ours must leave no process behind
+            finally:
+                # An error of ours must leave no process behind.
                 for place in self.places:
                     if place.process is not None:
                         place.process.kill()
@@ -294,7 +299,8 @@ class Supervisor:
     def health(self) -> Verdict:
         """Judge the processes together; any thread may call this.
 
-        Each has to be ready. None that is not live makes the whole so, since it is replaced.
+        The whole is ready if each process is. It is live while the supervisor turns, whatever the processes do, since
+        those are replaced (decision 0094).
         """
         found: list[Finding] = []
         if self._clock() - self._turned > _STILL:
@@ -309,11 +315,11 @@ class Supervisor:
                 text = f"{name} has told nothing for {silent:.0f} s"
                 found.append(Finding(Code.POLLING_STALLED, None, text, is_live=True))
             found += [
-                Finding(one.code, one.group, f"{name}: {one.text}", is_live=True, is_ready=one.is_ready)
-                for one in report.verdict.findings
+                Finding(finding.code, finding.group, f"{name}: {finding.text}", is_live=True, is_ready=finding.is_ready)
+                for finding in report.verdict.findings
             ]
         order = list(Code)
-        return Verdict(tuple(sorted(found, key=lambda one: order.index(one.code))))
+        return Verdict(tuple(sorted(found, key=lambda finding: order.index(finding.code))))
 
     def _turn(self) -> bool:
         """Look at each process; return whether all is over."""
@@ -321,6 +327,7 @@ class Supervisor:
         if self._care.reaps:
             self._reap()
         if self._signals.count and not self._is_stopping:
+            # If no process was ever ready, a stop is no good end of what failed until then.
             self._code = 0 if self._has_begun else self._failed_with
             self._end_all(now, "ending")
         for place in self.places:
@@ -337,13 +344,14 @@ class Supervisor:
         return False
 
     def _reap(self) -> None:
-        """Let children go that have ended and are none of our processes, whose exit statuses are to be read.
+        """Wait for children that have ended and are none of our processes, whose exit statuses `Popen` reads.
 
-        The system names one that has ended, and the same one until it is waited for: where that is ours, this turn
-        waits for it, and the next sees the others.
+        The system names one child that has ended, and the same one until it is waited for. If it is ours, this turn
+        waits for it, and the next turn sees the others (decision 0104).
         """
         ours = {place.process.pid for place in self.places if place.process is not None}
-        with suppress(ChildProcessError):  # there are none
+        # Raised if there are no children.
+        with suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if found.si_pid in ours:
                     return
@@ -353,10 +361,12 @@ class Supervisor:
         try:
             orders = Orders(self._suspects, tuple(self._unrecorded), place.printed)
             place.process = Process(self._command(place.number), self._clock, orders)
-        except OSError as error:  # no memory, no more processes
+        except OSError as error:
+            # No memory, or no more processes or files, which may pass.
             self.failures += 1
             self._pause(place, f"could not be started ({error.strerror})", now)
             return
+        # Only now that a process has them, to record.
         self._unrecorded.clear()
         place.dead_since = place.kill_at = None
         place.why = "starting"
@@ -388,10 +398,11 @@ class Supervisor:
             )
             self._say(f"process {place.number} is killed {why}: what it has not written is read again")
             place.within, place.is_killed = None, True
-        process.send(signal.SIGKILL)  # what it has started is killed once it has ended: its trackers clean up till then
+        # Not its group: what it has started is killed once it has ended, and its trackers clean up until then.
+        process.send(signal.SIGKILL)
 
     def _hangs(self, place: Place, process: Process, now: float) -> str | None:
-        """Why a process has to be killed. One that has lost its group hangs no sooner than one that was told to end."""
+        """Why a process has to be killed, ``None`` if it does not."""
         limits, report = self._care.limits, process.report
         silent = now - process.heard
         patience = limits.starting if report is None else report.silence
@@ -401,32 +412,39 @@ class Supervisor:
             place.dead_since = None
             return None
         place.dead_since = now if place.dead_since is None else place.dead_since
+        # A fenced process is ending: it gets as long as one that was told to end.
         if now - place.dead_since < (self._patience(process) if process.is_fenced else limits.exit):
             return None
-        return f"is not live ({', '.join(one.text for one in report.verdict.findings if not one.is_live)})"
+        return f"is not live ({', '.join(finding.text for finding in report.verdict.findings if not finding.is_live)})"
 
     def _too_large(self, process: Process) -> int | None:
         limit = self._care.max_rss
         return rss if limit is not None and (rss := resident_bytes(process.pid)) > limit else None
 
     def _bury(self, place: Place, process: Process, status: int, now: float) -> None:
-        """Decide what follows a process's end. Only what it has told itself is a verdict: any library can exit."""
+        """Decide what follows a process's end.
+
+        Only an end that the process has told is a verdict: an exit code alone may be any library's (decision 0094).
+        """
         is_ours = place.kill_at is not None
         place.process = place.kill_at = place.within = None
         self._are_ready = False
         words = process.words
         self._has_written(words)
         end, how = words.end, _ended_by(status, is_ours=is_ours)
-        if end is not None:  # whatever its interpreter has made of it since
+        # The code that it told, whatever its interpreter has made of that since.
+        if end is not None:
             how = f"exit code {end.code}"
             if end.error and end.error == place.printed:
                 how += f", again: {end.error.partition(chr(10))[0].removeprefix('Error: ')}"
         place.printed = "" if end is None else end.error
-        if end is None and process.is_fenced:  # it could not say so by its end
+        # Its last report says so, though it did not get as far as to tell its end.
+        if end is None and process.is_fenced:
             end, how = End(ExitCode.FENCED, "harms"), f"{how}, and another claim has its group"
         if self._is_stopping:
             self._end_with(place, end, status, how)
             return
+        # It can't have recorded the deaths that it was given: the next process does.
         if not words.has_joined:
             self._unrecorded += process.orders.deaths
         step = ""
@@ -437,7 +455,7 @@ class Supervisor:
         self._failed_with = end.code
         self.failures += end.code != 0
         repeats = end.restart == "repeats"
-        # One that has joined was kept from nothing by what it needs to join.
+        # Once it has joined, being ready is not enough: a process is ready while it joins (decision 0094).
         has_worked = self._works(process, now) if words.has_joined else self._has_begun
         place.repeated = place.repeated + 1 if repeats and not has_worked else 0
         if end.restart == "harms" or place.repeated >= _TRIES:
@@ -449,29 +467,33 @@ class Supervisor:
         self._pause(place, f"has ended with {how}", now, step)
 
     def _end_with(self, place: Place, end: End | None, status: int, how: str) -> None:
-        """Take the exit code of a process that has ended as it was told to, or not."""
-        # One that had not got so far as to handle SIGTERM has polled nothing.
+        """Take the exit code of a process that ended while all are ending, in good order or not."""
+        # A process that SIGTERM ended before it could handle the signal has polled nothing.
         bare = 0 if status in {0, -signal.SIGTERM} else ExitCode.DEAD if status < 0 else ExitCode.BUG
         code = bare if end is None else end.code
-        if code == 0 and place.is_killed:  # it may have ended at the same moment; what was told holds
+        # It may have ended at the moment in which it was killed; but it was said that it is.
+        if code == 0 and place.is_killed:
             code = ExitCode.DEAD
         if code != 0 and self._code == 0:
             self._code = code
             self._say(f"process {place.number} has ended with {how}")
 
     def _works(self, process: Process, now: float) -> bool:
-        """Whether this one, or any other, has written anything, or has been ready for long: at first each one is."""
-        for one in (process, *(place.process for place in self.places)):
-            if one is not None and (one.words.has_written or (one.was_ready and now - one.began >= _LONGEST_PAUSE)):
+        """Whether this process, or any other, has ever written, or been ready for long: at first each one is ready."""
+        for member in (process, *(place.process for place in self.places)):
+            if member is not None and (
+                member.words.has_written or (member.was_ready and now - member.began >= _LONGEST_PAUSE)
+            ):
                 self._has_worked = True
         return self._has_worked
 
     def _note_death(self, place: Place, words: Words, how: str) -> tuple[str, str]:
-        """Record what a process handled that nobody has ended; return how it has ended, and how to go on."""
+        """Record what a process was handling when it died; return how it ended, and how to go on."""
         count = 1
         for tp, range_ in words.handled.items():
             before, times = self._died_at.get(tp, (range_, 0))
             begin, until = max(before.from_, range_.from_), min(before.until, range_.until)
+            # Only what all these deaths have in common is suspect (decision 0094).
             self._died_at[tp] = (OffsetRange(begin, until), times + 1) if begin < until else (range_, 1)
             count = max(count, self._died_at[tp][1])
         how, step = f"{how} while it handled {describe(words.handled)}", ""
@@ -480,6 +502,7 @@ class Supervisor:
             step = ". These records are handled one by one from now on."
             if count >= _NAMED and words.skip:
                 step = f"{'.' if self._has_written(words) else _NO_OTHER}{words.skip}"
+            # All are told at once: Kafka gives the partition to a process that runs, before a new one starts.
             for other in self.places:
                 if other.process is not None:
                     other.process.order(replace(other.process.orders, suspects=self._suspects))
@@ -487,9 +510,9 @@ class Supervisor:
         return how, step
 
     def _has_written(self, words: Words) -> bool:
-        """Whether any process has stored records: then another record does not end them."""
-        lives = [one.process.words for one in self.places if one.process is not None]
-        self._have_written = self._have_written or any(one.has_written for one in (words, *lives))
+        """Whether any process has ever stored records: then not every record ends them."""
+        others = [place.process.words for place in self.places if place.process is not None]
+        self._have_written = self._have_written or any(member.has_written for member in (words, *others))
         return self._have_written
 
     @property
@@ -528,11 +551,12 @@ class Supervisor:
             yield
             return
 
-        def told(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
+        def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
             self.stop()
 
-        before: dict[int, Any] = {number: signal.signal(number, told) for number in _SIGNALS}
-        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # a process's number would be another's once it ends
+        before: dict[int, Any] = {number: signal.signal(number, handle) for number in _SIGNALS}
+        # With SIGCHLD ignored, a process's number may be another's as soon as it ends.
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             yield
@@ -542,10 +566,10 @@ class Supervisor:
 
 
 def _ended_by(status: int, *, is_ours: bool) -> str:
-    """How a process has ended that has told nothing of it.
+    """How a process ended that has told nothing about its end.
 
     :param status: below 0 for a signal.
-    :param is_ours: the supervisor has ended it.
+    :param is_ours: whether the supervisor has ended it.
     """
     how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
     if is_ours or status in _OF_OPERATORS:

@@ -81,7 +81,7 @@ class Monitoring(Metrics):
         return self._server.port
 
     def close(self) -> None:
-        """Stop listening, and judging. The events are still counted."""
+        """Stop listening and judging. Events are still counted."""
         self._supervision.close()
         self._facts.close()
         self._server.close()
@@ -101,7 +101,8 @@ class Monitoring(Metrics):
             names = parse_qs(request.query).get("name[]")
             found = encode(self._served.restricted_registry(names) if names else self._served)
             return HTTPStatus.OK, found, {"Content-Type": content_type}
-        if path not in _FAILURES:  # a mistyped probe must not succeed
+        # A mistyped probe must not succeed.
+        if path not in _FAILURES:
             status, found = HTTPStatus.NOT_FOUND, {"paths": [*_FAILURES, "/metrics"]}
         else:
             verdict = self.health()
@@ -120,16 +121,19 @@ class Monitoring(Metrics):
 def document(verdict: Verdict, *, details: bool) -> dict[str, object]:
     """Return what the probes answer.
 
-    :param details: with the groups' names, and how long each state has lasted.
+    :param details: whether with the groups' names, and how long each state has lasted.
     """
     found: dict[str, object] = {"live": verdict.is_live, "ready": verdict.is_ready, "codes": list(verdict.codes)}
     if details:
-        found["reasons"] = [{"code": one.code, "group": one.group, "text": one.text} for one in verdict.findings]
+        found["reasons"] = [
+            {"code": finding.code, "group": finding.group, "text": finding.text} for finding in verdict.findings
+        ]
     return found
 
 
 def _check(on_dead: object, token: str | None, limits: Limits) -> None:
-    if limits.unreachable < 2 * heartbeat.INTERVAL:  # or each wait for the next heartbeat would be an outage
+    # Else each wait for the next heartbeat would be an outage.
+    if limits.unreachable < 2 * heartbeat.INTERVAL:
         raise ConfigurationError(
             "Limits.unreachable is shorter than the database's answers are apart",
             found=limits.unreachable,

@@ -1,4 +1,4 @@
-"""Watches a job in its own process: collects what health is judged by, tells systemd, and ends a process that hangs."""
+"""Watches a job in its own process: collects the facts about its health, tells systemd, and ends what hangs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ INTERVAL: Final = 1.0
 LOOKS: Final = 3
 """Looks at a query within `Limits.jvm`."""
 
-_LONGEST: Final = 2.0
+_LONGEST: Final = 2.0  # seconds that count, from one reading of the clock to the next
 _STDERR: Final = 2
-_DUMP_SECONDS: Final = 5.0
+_DUMP_SECONDS: Final = 5.0  # in which the reasons and the stacks are written
 
 
 class RunningClock:
     """Seconds for which this process has run.
 
-    It is read at least once a second. A longer gap means that the process, or its machine, was stopped: then nothing
-    could answer, and that time does not count.
+    It is read at least once a second. A longer gap means that the process, or its machine, was stopped: nothing could
+    answer then, and a job that is continued must not be dead for it (decision 0038).
     """
 
     def __init__(self, read: Callable[[], float] = time.monotonic) -> None:
@@ -46,7 +46,6 @@ class RunningClock:
         self._now = 0.0
 
     def __call__(self) -> float:
-        """The seconds until now."""
         with self._guard:
             read = self._read()
             self._now += min(read - self._last, _LONGEST)
@@ -66,19 +65,17 @@ class FactCollector:
         self._looks: dict[str, Background] = {}
 
     def facts(self) -> Facts:
-        """What is known now."""
         groups = self._jobs.now()
-        pids = {os.getpid(), *(one.pid for one in groups if one.pid is not None)}
+        pids = {os.getpid(), *(job.pid for job in groups if job.pid is not None)}
         rss = sum(resident_bytes(pid) for pid in pids)
         return Facts(began=self._began, has_claimed=self._has_claimed, rss=rss or None, groups=groups)
 
     def close(self) -> None:
-        """Look at no query any more."""
+        """Stop looking at queries."""
         for group in [*self._looks]:
             self._look_at(group, None)
 
     def on(self, event: Event) -> None:
-        """Record the event."""
         before, after = self._jobs.on(event)
         if isinstance(event, SinkMade):
             if event.token == after.token:
@@ -88,17 +85,20 @@ class FactCollector:
         self._has_claimed = self._has_claimed or isinstance(event, ClaimTaken)
 
     def _look_at(self, group: str, sink: SinkMade | None) -> None:
-        """Look at the query of that sink from now on, or at none."""
+        """Look at this sink's query from now on, or at none."""
         with self._guard:
             if (before := self._looks.pop(group, None)) is not None:
-                before.stop(0)  # it may wait for Java, so don't wait for it
+                # It may wait for Java, so don't wait for it.
+                before.stop(0)
             if sink is not None:
+                # In a thread of its own, since a look at Java may hang: another judges its silence (decision 0038).
                 looks = Background("offsetstore-health-query", lambda: self._look(sink), lambda: self._interval)
                 self._looks[group] = looks
                 looks.start()
 
     def _look(self, sink: SinkMade) -> bool:
-        with suppress(Exception):  # Java is gone: its silence shows it
+        # Java is gone; its silence shows it.
+        with suppress(Exception):
             self._jobs.see(sink.group, sink.token, sink.query.status())
         return True
 
@@ -106,12 +106,12 @@ class FactCollector:
 class Supervision:
     """Judges the job once a second, in a daemon thread.
 
-    While it is live it tells systemd so, if systemd has started it with ``Type=notify``. Once it is not, and if that is
-    wanted, it ends the process.
+    While the job is live, systemd is told so, if it has started the process with ``Type=notify``. A process that is not
+    live is ended, if that is wanted.
 
     :param judge: returns the verdict.
-    :param clock: its clock.
-    :param exit_after: seconds from when liveness fails to the end of the process, ``None`` for none.
+    :param clock: the clock that it judges by.
+    :param exit_after: seconds from when liveness fails to the end of the process; ``None``: it is not ended.
     """
 
     def __init__(self, judge: Callable[[], Verdict], clock: Callable[[], float], exit_after: float | None) -> None:
@@ -125,7 +125,6 @@ class Supervision:
         self._turns.start()
 
     def close(self) -> None:
-        """Judge no more."""
         self._turns.stop()
 
     def _turn(self) -> bool:
@@ -154,7 +153,8 @@ class Supervision:
 
 
 def notify(state: str) -> None:
-    """Send it to systemd as sd_notify(3) does; does nothing without ``NOTIFY_SOCKET``, or if systemd is not there."""
+    """Send a state to systemd, as sd_notify(3) does; do nothing without ``NOTIFY_SOCKET``, or if nobody listens."""
+    # The libraries for it are as long as these lines (decision 0038).
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return
@@ -168,12 +168,14 @@ def end_process(verdict: Verdict) -> NoReturn:
 
     Nothing is closed: what hangs would hang here too. The exit code is that of a fenced job, or of a dead one.
     """
+    # Not 75 for a fenced job: a supervisor that starts it again takes the group back (decision 0038).
     code = ExitCode.FENCED if verdict.codes[0] is Code.CLAIM_LOST else ExitCode.DEAD
-    late = threading.Timer(_DUMP_SECONDS, os._exit, (code,))  # a full pipe, or a lock that a hung thread holds
+    # A pipe may be full, or a hung thread hold the lock of standard error.
+    late = threading.Timer(_DUMP_SECONDS, os._exit, (code,))
     late.daemon = True
     late.start()
     with suppress(Exception):
-        reasons = "\n".join(f"  {one.code}: {one.text}" for one in verdict.findings)
+        reasons = "\n".join(f"  {finding.code}: {finding.text}" for finding in verdict.findings)
         sys.stderr.flush()
         os.write(_STDERR, f"offsetstore: the job is not live, and ends with exit code {code}\n{reasons}\n".encode())
         faulthandler.dump_traceback(_STDERR, all_threads=True)

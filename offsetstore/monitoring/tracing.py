@@ -33,7 +33,7 @@ from offsetstore.protocol.events import (
 )
 
 LINKS: Final = 128
-"""The most records that a batch's span has links to: as many as OpenTelemetry's SDK keeps of a span, by default."""
+"""The most records to which a batch's span has links: OpenTelemetry's SDK keeps as many of a span, by default."""
 
 _SYSTEM: Final = "messaging.system"
 _OPERATION: Final = "messaging.operation.name"
@@ -50,7 +50,7 @@ _SECOND: Final = 1_000_000_000  # OpenTelemetry's times are nanoseconds
 class _BatchSpans:
     """The batch in flight in a thread.
 
-    :param flushed: when a flush began that was due with it, in nanoseconds.
+    :param flushed: when the flush that was due with it began, in nanoseconds; ``None`` if there was none.
     """
 
     span: Span
@@ -61,7 +61,7 @@ class _BatchSpans:
 
 
 class _Here(threading.local):
-    """The batch in flight in each thread: the events of one batch all come in the thread that writes it."""
+    """The batch in flight in each thread: all events of a batch come in the thread that writes it (decision 0042)."""
 
     batch: _BatchSpans | None = None
 
@@ -69,8 +69,8 @@ class _Here(threading.local):
 class Tracing:
     """One span for each micro-batch; give it to ``OffsetStore.connect(..., observers=[...])``.
 
-    While a batch is written, its span is the current one in its thread: spans of the application's own, in a transform
-    or a writer, are its children.
+    While a batch is written, its span is the current one in its thread: the application's spans in a transform or a
+    writer are its children.
 
     :param tracer_provider: by default the application's global one, which may be set later.
     """
@@ -81,7 +81,7 @@ class Tracing:
         self._here = _Here()
 
     def on(self, event: Event) -> None:
-        """Begin or end a span, or note on the batch's what happens meanwhile."""
+        """Begin or end a span, or add what happens meanwhile to the batch's span."""
         match event:
             case ClaimTaken():
                 self._epochs[event.group] = event.token.epoch
@@ -120,25 +120,28 @@ class Tracing:
         return self._here.batch
 
     def _end(self, event: BatchEnded) -> None:
-        batch = self._here.batch or self._begin(event)  # a query that is refused has failed before any batch began
+        # A query that is refused fails before any batch has begun.
+        batch = self._here.batch or self._begin(event)
         self._here.batch = None
         now = time.time_ns()
         span = batch.span
         span.set_attribute("offsetstore.outcome", event.outcome)
         if batch.letters:
             span.set_attribute("offsetstore.dead_letters", batch.letters)
-        if event.error is not None:  # no text of an error: some hold values of rows
+        # No text of an error: a driver's may quote a row (decision 0042).
+        if event.error is not None:
             name = type(event.error).__name__
             span.set_attribute(_ERROR, name)
             span.set_status(StatusCode.ERROR, name)
         if event.outcome in {"written", "kept"}:
             span.set_attribute("offsetstore.rows", sum(event.rows.values()))
+            # A flush that was due with the batch comes after its phases.
             self._add_phases(span, event.group, event.seconds, batch.flushed or now)
         detach(batch.token)
         span.end(now)
 
     def _flush(self, event: FlushEnded) -> None:
-        """A span for what is known at its end only; a child of the batch's with which the flush was due."""
+        """Add a span for a flush, which is known only at its end; a child of the span of the batch it was due with."""
         now = time.time_ns()
         began = now - round(sum(event.seconds.values()) * _SECOND)
         if self._here.batch is not None:
@@ -155,9 +158,10 @@ class Tracing:
         span.end(now)
 
     def _add_phases(self, parent: Span, group: str, seconds: Mapping[str, float], until: int) -> None:
-        """Add the phases' spans, one after the other, up to that time.
+        """Add the phases' spans, one after the other, up to a time.
 
-        An event tells only how long each took, in their order. Several rounds of a phase are one span.
+        An event tells only how long each phase took, in their order; see decision 0042. Several rounds of a phase are
+        one span.
         """
         context = set_span_in_context(parent)
         began = until - round(sum(seconds.values()) * _SECOND)
@@ -178,8 +182,8 @@ def _note(batch: _BatchSpans, event: Event) -> None:
                 batch.span.set_attribute(f"offsetstore.handler.{name}", batch.handler[name])
         case Retried():
             error = type(event.error).__name__
-            told = {_ERROR: error, "offsetstore.attempt": event.attempt, "offsetstore.wait": event.wait}
-            batch.span.add_event("retried", told)
+            attributes = {_ERROR: error, "offsetstore.attempt": event.attempt, "offsetstore.wait": event.wait}
+            batch.span.add_event("retried", attributes)
         case CommitResolved():
             batch.span.add_event("commit resolved", {"offsetstore.outcome": event.outcome})
         case PauseChanged():

@@ -1,4 +1,4 @@
-"""Where our servers listen, who may ask them and how much; and the server of the small ports, of probes and metrics."""
+"""Where our servers listen, and whom they answer; and the small server for probes and metrics. See decision 0102."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ MAKE_A_TOKEN: Final = 'Make one: python -c "import secrets; print(secrets.token_
 LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
 
 HEAD_SECONDS: Final = 10.0
-"""For the whole head of a request, however it comes: a byte every four seconds must not keep a connection for ever."""
+"""For the whole head of a request, and not for each read: a byte now and then must not keep a connection for ever."""
 
 QUEUE: Final = 1_024
-"""Connections that the kernel keeps: a client comes again after a second if there is no place."""
+"""Connections that the kernel keeps: if there is no place, a client tries again after a second."""
 
-_ANSWER_SECONDS: Final = 60.0  # for the whole answer, the longest that a Prometheus usually waits for one
+# For the whole answer. A Prometheus usually waits for no longer.
+_ANSWER_SECONDS: Final = 60.0
 _LONGEST_HEAD: Final = 16_384  # bytes
 _MOST: Final = 128  # connections
-_SHARE: Final = 8  # a flood may take this part of the files that a process may open: the rest is for its work
+# A flood may take an eighth of the files that the process may open: the rest is for its work.
+_SHARE: Final = 8
 _AGAIN: Final = 0.1  # seconds until a connection is taken again, once this process could open no more files
-_SELDOM: Final = 60.0
+_SELDOM: Final = 60.0  # seconds between two log records of one line of code
 _BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 _PLAIN: Final = {"Content-Type": "text/plain"}
 _SENDABLE: Final = re.compile(r"[!-~]+")
@@ -52,7 +54,7 @@ _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::[0-9]{1,5})?", re.I
 
 
 class Seldom(logging.Filter):
-    """Lets each line of code log once a minute, and count what it did not log: a stranger must fill no disk."""
+    """Lets each line of code log once a minute, with the number of records left out: a stranger must fill no disk."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -61,7 +63,6 @@ class Seldom(logging.Filter):
         self._kept: dict[tuple[str, int], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is logged."""
         line, now = (record.pathname, record.lineno), self._clock()
         if now - self._logged.get(line, -_SELDOM) < _SELDOM:
             self._kept[line] = self._kept.get(line, 0) + 1
@@ -77,7 +78,7 @@ _log.addFilter(Seldom())
 
 
 def most_connections() -> int:
-    """How many connections a server may keep at a time. What is above that takes the place of the oldest."""
+    """How many connections a server may keep at a time. Above that, a new one takes the place of the oldest."""
     files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if files == resource.RLIM_INFINITY else max(1, min(_MOST, files // _SHARE))
 
@@ -101,15 +102,16 @@ def url_host(host: str) -> str:
 
 
 def own_names(host: str) -> tuple[str, ...]:
-    """The names of a server that listens there, for programs on its machine. Browsers send that of the page's address.
+    """Return the names by which a server on this address is asked from its own machine.
 
-    So a page of elsewhere that has its name lead here (DNS rebinding) sends another.
+    A browser sends the name in the page's address: a foreign page whose name resolves to this server (DNS rebinding)
+    sends another one.
     """
     return (*LOCAL, url_host(host.lower()))
 
 
 def host_name(host: str) -> str | None:
-    """The host without its port, ``None`` if it is none."""
+    """The host without its port; ``None`` if it is not a valid host."""
     found = _HOST.fullmatch(host)
     return None if found is None else found[1].lower()
 
@@ -118,7 +120,7 @@ def host_name(host: str) -> str | None:
 def listening(what: str, host: str, port: int) -> Generator[None]:
     """Begin to listen in the block.
 
-    :param what: is served, for the message.
+    :param what: what is served, for the message.
     :raises ConfigurationError: it can't listen there.
     """
     check_whole("port", port, most=65535)
@@ -136,7 +138,7 @@ def listening(what: str, host: str, port: int) -> Generator[None]:
 def check_token(token: str | None) -> None:
     """Refuse a token that can be guessed, or that can't be sent.
 
-    :raises ConfigurationError: it is too short, or has other characters than a header can have.
+    :raises ConfigurationError: it is too short, or has characters that a header can't have.
     """
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise ConfigurationError(
@@ -172,7 +174,7 @@ class Server:
     Requests are short, so the client's part has limits: see `most_connections` and `HEAD_SECONDS`. On a loopback
     address it answers to `own_names` alone. Elsewhere it goes by any name, as probes ask by the address of a pod.
 
-    :param answer: returns at once, but for ``/metrics``.
+    :param answer: returns at once, except for ``/metrics``.
     :param host: the address to listen on.
     :param port: 0 for any free one; see ``port``.
     :raises ConfigurationError: it can't listen there.
@@ -182,7 +184,8 @@ class Server:
         self._answer = answer
         with listening("metrics", host, port):
             self._listener = socket.create_server((host, port), family=family(host), backlog=QUEUE)
-            self._loop = asyncio.SelectorEventLoop(selectors.PollSelector())  # a forked child would share epoll's
+            # poll, since a forked child would share an epoll.
+            self._loop = asyncio.SelectorEventLoop(selectors.PollSelector())
         self._listener.settimeout(0)
         address, self.port, *_ = self._listener.getsockname()
         self._names = own_names(host) if ip_address(address).is_loopback else None
@@ -192,7 +195,6 @@ class Server:
         self._thread = Thread(target=self._run, name="offsetstore-metrics", daemon=True)
 
     def start(self) -> None:
-        """Answer."""
         self._thread.start()
 
     def close(self) -> None:
@@ -201,7 +203,8 @@ class Server:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         self._listener.close()
-        if not self._loop.is_running():  # as it seems to for ever in a forked child, where nothing runs
+        # In a forked child the loop seems to run for ever, though nothing runs it.
+        if not self._loop.is_running():
             self._loop.close()
 
     def _run(self) -> None:
@@ -216,7 +219,8 @@ class Server:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # what they leave is done when they are: their connections close
+        # Now the callbacks of the ended tasks run, and close their connections.
+        await asyncio.sleep(0)
 
     def _listen(self) -> None:
         if not self._is_ending:
@@ -226,7 +230,8 @@ class Server:
         """Take one connection; the loop calls this again while there are others."""
         try:
             connection, _address = self._listener.accept()
-        except OSError:  # this process may open no more files: one of those here is given back
+        except OSError:
+            # This process may open no more files: a connection is given back below.
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_AGAIN, self._listen)
             is_full = bool(self._opened)
@@ -236,13 +241,16 @@ class Server:
             self._opened[task] = False
             task.add_done_callback(lambda ended: (self._opened.pop(ended, None), connection.close()))
             is_full = len(self._opened) > most_connections()
-        if is_full:  # whose head is still incomplete is unlikely to be honest
+        # The oldest whose head is incomplete: an honest request comes in one piece. To refuse the newest would silence
+        # the kubelet (decision 0102).
+        if is_full:
             oldest = min(self._opened, key=self._opened.__getitem__)
             del self._opened[oldest]
             oldest.cancel()
 
     async def _serve(self, connection: socket.socket) -> None:
-        with suppress(Exception):  # what ends one ends no other
+        # What ends one connection ends no other.
+        with suppress(Exception):
             async with asyncio.timeout(HEAD_SECONDS) as limit:
                 head = b""
                 while len(head) < _LONGEST_HEAD and not _BLANK_LINE.search(head):
@@ -257,7 +265,7 @@ class Server:
     async def _respond(self, request: Request) -> bytes:
         if not request.path.startswith("/metrics"):
             return self._call(request)
-        # Metrics may be collected by others' code, which no probe may wait for: in another thread, one at a time.
+        # In another thread, one at a time: metrics may come from the collectors of others, for which no probe may wait.
         while self._rendering is not None and not self._rendering.done():
             await asyncio.wait([self._rendering])
         work = meanwhile("offsetstore-scrape", lambda: self._call(request))
@@ -265,10 +273,11 @@ class Server:
         return await asyncio.shield(self._rendering)
 
     def _call(self, request: Request) -> bytes:
-        hosts = request.headers.get_all("Host", [])  # a browser always sends one
+        # A request without a host passes: a browser always sends one.
+        hosts = request.headers.get_all("Host", [])
         if not request.method:
             status, body, more = HTTPStatus.BAD_REQUEST, b"", _PLAIN
-        elif self._names is not None and not all(host_name(one) in self._names for one in hosts):
+        elif self._names is not None and not all(host_name(host) in self._names for host in hosts):
             status, body, more = HTTPStatus.MISDIRECTED_REQUEST, b"ask for localhost, or 127.0.0.1\n", _PLAIN
         elif request.method not in {"GET", "HEAD"}:
             status, body, more = HTTPStatus.METHOD_NOT_ALLOWED, b"", {**_PLAIN, "Allow": "GET, HEAD"}
@@ -285,13 +294,14 @@ class Server:
         return "\r\n".join([*lines, "", ""]).encode() + (b"" if request.method == "HEAD" else body)
 
 
-@lru_cache(1)  # the exporter's text stays the same for a while
+# The exporter's text stays the same until its next refresh.
+@lru_cache(1)
 def _packed(body: bytes) -> bytes:
     return gzip.compress(body, 1)
 
 
 def _read(head: bytes) -> Request:
-    """The request of this head, without a method if it is none."""
+    """Parse a request's head. If it is not one, the method is empty."""
     line, _, rest = head.partition(b"\n")
     with suppress(ValueError, HTTPException):
         method, target, _version = line.decode("ascii").split()
@@ -302,7 +312,7 @@ def _read(head: bytes) -> Request:
 
 
 def serving_text(text: Callable[[], bytes]) -> Callable[[Request], Answer]:
-    """Serve a text at ``/metrics`` that was rendered before it is asked for."""
+    """Serve at ``/metrics`` a text that was rendered before."""
 
     def answer(request: Request) -> Answer:
         if request.path != "/metrics":

@@ -18,7 +18,7 @@ READY: Final = "offsetstore_consumer_processes_ready"
 
 
 class WholeMonitoring(Monitoring):
-    """Serves what the processes tell: see `Supervisor.health`; each series has the label ``process``, from 0.
+    """Serves what the processes report: see `Supervisor.health`; each series has the label ``process``, from 0.
 
     :raises ConfigurationError: as for `Monitoring`.
     """
@@ -30,7 +30,6 @@ class WholeMonitoring(Monitoring):
         self._served.register(_Reported(supervisor))
 
     def health(self) -> Verdict:
-        """See `Supervisor.health`."""
         return self._supervisor.health()
 
 
@@ -44,10 +43,10 @@ class _Reported(Collector):
         for place in self._supervisor.places:
             process = place.process
             report = process and process.report
-            found: Iterable[Metric] = () if report is None else report.metrics
-            for one in found:
-                family = families.setdefault(one.name, Metric(one.name, one.documentation, one.type))
-                for sample in one.samples:
+            metrics: Iterable[Metric] = () if report is None else report.metrics
+            for metric in metrics:
+                family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                for sample in metric.samples:
                     family.samples.append(sample._replace(labels={**sample.labels, "process": str(place.number)}))
         failures = CounterMetricFamily(FAILURES, "Processes that failed, and were replaced or ended all.")
         failures.add_metric((), self._supervisor.failures)

@@ -60,6 +60,7 @@ async def _login(request: Request) -> Response:
     fields = await read_fields(request)
     if not access.is_token(fields.get("token", "")):
         note_wrong_token(request.scope)
+        # Each wrong token waits for a second, sixteen of them at a time (decision 0102).
         if access.pauses.locked():
             return PlainTextResponse("Too many wrong tokens are being sent; try again.\n", 429)
         async with access.pauses:
@@ -67,7 +68,7 @@ async def _login(request: Request) -> Response:
         return _login_page(request, fields.get("next", ""), is_wrong=True)
     note_sign_in(request.scope)
     answer = RedirectResponse(own_address(fields.get("next", "")), 303)
-    # What the browser speaks, also with a proxy before us; the guard has compared it with the host.
+    # The scheme that the browser speaks, also to a proxy in front of us; the guard has compared the rest with the host.
     is_https = request.headers["origin"].startswith("https:")
     answer.set_cookie(
         access.cookie, access.begin_session(), max_age=SESSION, httponly=True, samesite="strict", secure=is_https
@@ -97,7 +98,7 @@ def _on_error(request: Request, error: Exception) -> Response:
 
 
 def _on_bug(request: Request, error: Exception) -> Response:
-    """Name the error's class alone, unless it is the database's: its text may hold values."""
+    # The class alone of other errors: their texts may hold values.
     if (ours := of_database(error)) is not None:
         return _on_error(request, ours)
     return show(request, "error.html", status=500, what=f"The page failed: {type(error).__name__}.", next_step=None)

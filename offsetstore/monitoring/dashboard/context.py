@@ -38,7 +38,7 @@ class Deciding:
 
     :param store: with a role that may decide. It is left open, as is the broker.
     :param broker: asked for the log's ends when offsets are reset.
-    :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+    :param kafka_groups: Kafka's names of groups that have a different one there, by the name in the store.
     """
 
     store: OffsetStore
@@ -62,17 +62,16 @@ class Dashboard:
 
 
 def dashboard_of(request: Request) -> Dashboard:
-    """The server that the request came to."""
     return request.app.state.dashboard
 
 
 def schema_of(request: Request) -> str | None:
-    """The schema of the tables, for the commands that the page names."""
+    """The schema of the tables, for the commands that a page prints."""
     return dashboard_of(request).store.database.schema
 
 
 def snapshot_of(request: Request) -> Snapshot:
-    """The snapshot of the whole page: one that is taken meanwhile is the next page's."""
+    """The snapshot for the whole page. If another one is taken meanwhile, the next page shows that."""
     if "offsetstore.snapshot" not in request.scope:
         request.scope["offsetstore.snapshot"] = dashboard_of(request).snapshots.latest()
     return request.scope["offsetstore.snapshot"]
@@ -123,10 +122,10 @@ def page_of(request: Request, name: str = "page") -> int:
 
 
 def number_in(text: str | None, most: int, what: str) -> int | None:
-    """Read a number of the address from 0 to ``most``; ``None`` if there is none.
+    """Read a number in the address, from 0 to ``most``; ``None`` if it is missing.
 
-    :param what: it should be, for people.
-    :raises HTTPException: it is no such number.
+    :param what: what it should be, for people.
+    :raises HTTPException: it is not such a number.
     """
     try:
         number = None if text is None else int(text)
@@ -144,6 +143,6 @@ def span_of(request: Request) -> str:
 
 
 def number_of(request: Request) -> int | None:
-    """The number of a partition that the address has, ``None`` if it has none."""
+    """The number of the partition in the address; ``None`` if it has none."""
     text = request.query_params.get("partition", "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else None

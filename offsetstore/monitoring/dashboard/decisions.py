@@ -24,10 +24,12 @@ AnyOperation: TypeAlias = Operation[Any]
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _YES: Final = "yes"
 
-_CAUSES: Final[Mapping[str, Cause]] = {one: one for one in CAUSES}
-_OF_ERRORS: Final = tuple(one.name for one in fields(LetterFilter) if one.name not in {"states", "topic", "partition"})
+_CAUSES: Final[Mapping[str, Cause]] = {cause: cause for cause in CAUSES}
+_OF_ERRORS: Final = tuple(
+    field.name for field in fields(LetterFilter) if field.name not in {"states", "topic", "partition"}
+)
 _OF_LETTERS: Final = ("offset", "topic_id", *_OF_ERRORS)
-"""Which letters; an empty one of these means something: a part that the error does not have, say."""
+"""Fields that choose letters. An empty one has a meaning: that the error has no such part, say."""
 
 DECISIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "reset": ("to", "value", "topic", "partition"),
@@ -39,14 +41,13 @@ DECISIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "outbox-discard": ("row", "topic"),
     "outbox-set-aside": ("row", "topic"),
 }
-"""Their names, in addresses, and the fields that each is made of."""
-
+"""Each decision's name in addresses, and the fields that it is made of."""
 
 _OF_ROWS: Final = {"outbox-retry": RetryRefused, "outbox-discard": DiscardRefused, "outbox-set-aside": SetAside}
 
 
 class Invalid(Exception):
-    """A field of a form can't be understood; the text is for the one who filled it in."""
+    """A field of a form can't be understood; the text is for the person who filled it in."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(text)
@@ -59,7 +60,7 @@ class Answers:
 
     :param group: what is decided about.
     :param kafka_group: its name in Kafka.
-    :param reason: why, once that was asked.
+    :param reason: empty until the person was asked for it.
     :param fence: whether a live job may be fenced.
     """
 
@@ -71,11 +72,16 @@ class Answers:
 
 
 def settled(name: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The fields that a decision is made of. A duration becomes the time that it leads to now, so that they stay true.
+    """Return the fields that a decision is made of.
 
     :raises Invalid: naming the field.
     """
-    found = {one: given[one] for one in DECISIONS[name] if one in given and (given[one].strip() or one in _OF_LETTERS)}
+    found = {
+        field: given[field]
+        for field in DECISIONS[name]
+        if field in given and (given[field].strip() or field in _OF_LETTERS)
+    }
+    # A duration becomes the time to which it leads now: else the plan would change until the form is sent.
     now = datetime.now(UTC)
     if name == "reset" and found.get("to") == "duration":
         found |= {"to": "time", "value": _later("value", found.get("value", "").strip(), now, -1).isoformat()}
@@ -118,11 +124,8 @@ def read(name: str, given: Mapping[str, str], answers: Answers) -> AnyOperation:
 
 
 def premise(decision: AnyOperation, plan: Plan) -> str:
-    """The digest that the plan must still have when it is carried out.
-
-    It is empty for a replay that is not forced, which loses nothing: letters of the error that come meanwhile are
-    replayed, too.
-    """
+    """The digest that the plan must still have when it is carried out; empty if any will do."""
+    # A replay that is not forced loses nothing: letters that come meanwhile are replayed, too (decision 0046).
     return "" if isinstance(decision, ReplayLetters) and not decision.forced else plan.digest
 
 

@@ -28,7 +28,7 @@ LIFETIME: Final = 15 * 60
 """Seconds for which a form can be sent."""
 
 MOST_USED: Final = 10_000
-"""Forms that can be sent within `LIFETIME`: each is remembered for so long."""
+"""Forms that can be sent within `LIFETIME`: each is remembered that long."""
 
 _EXPIRED: Final = "The form is older than 15 minutes; nothing was done."
 _FOREIGN: Final = "The form does not come from this server, or the server was started again since; nothing was done."
@@ -41,7 +41,8 @@ class TicketRefused(Exception):
 
 
 def hidden(name: str, text: str) -> Markup:
-    """A hidden field of a form. Browsers send every line break as CR LF, so a text with any is quoted."""
+    """A hidden field of a form."""
+    # Browsers send every line break as CR LF (decision 0102).
     if "\n" in text or "\r" in text:
         name, text = f"{_QUOTED}{name}", quote(text)
     return Markup('<input type="hidden" name="{}" value="{}">').format(name, text)
@@ -53,12 +54,12 @@ def _read(sent: str) -> list[tuple[str, str]]:
 
 
 def plain_query(sent: bytes) -> bytes:
-    """The query of an address, of a form or a link, with no text quoted twice."""
+    """The query of an address, from a form or a link, without the quoting of `hidden`."""
     return urlencode(_read(sent.decode("latin-1"))).encode() if _QUOTED in unquote(sent.decode("latin-1")) else sent
 
 
 async def read_fields(request: Request) -> dict[str, str]:
-    """Read a form that was sent urlencoded: the first value of each field, those that are empty too.
+    """Read a form that was sent urlencoded: the first value of each field, also if it is empty.
 
     :raises HTTPException: it is longer than `LONGEST`, takes too long, or has a null character, which no name can have.
     """
@@ -92,14 +93,13 @@ class Tickets:
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def issue(self, action: str, group: str, values: Mapping[str, str]) -> str:
-        """Make one."""
         nonce, until = secrets.token_urlsafe(16), int(self.clock()) + LIFETIME
         return f"{until}.{nonce}.{self._sign(until, nonce, action, group, values)}"
 
     def take(self, ticket: str, action: str, group: str, values: Mapping[str, str]) -> None:
-        """Take it back. Of several requests with one ticket, this returns for one alone.
+        """Take a ticket back. Of several requests with the same ticket, this returns for one alone.
 
-        :raises TicketRefused: it is not one of ours, or of another form, too old, or was taken before.
+        :raises TicketRefused: it is not one of ours, belongs to another form, is too old, or was taken before.
         """
         time_of, _dot, rest = ticket.partition(".")
         nonce, _dot, signature = rest.partition(".")
@@ -114,7 +114,7 @@ class Tickets:
             if nonce in self._used:
                 raise TicketRefused(_USED)
             if len(self._used) >= MOST_USED:
-                for old in [one for one, over in self._used.items() if over <= now]:
+                for old in [used for used, over in self._used.items() if over <= now]:
                     del self._used[old]
             if len(self._used) >= MOST_USED:
                 raise TicketRefused(_FULL)

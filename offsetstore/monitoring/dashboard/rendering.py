@@ -1,4 +1,4 @@
-"""Fills in the templates: each value is escaped, and each name is shown with its invisible characters made visible."""
+"""Fills in the templates: each value is escaped, and invisible characters in names are made visible."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def environment() -> Environment:
 
 
 def respond(request: Request, template: str, values: Mapping[str, Any], *, status: int = 200) -> Response:
-    """Render a page; if it is the one that the browser has already, tell it so."""
+    """Render a page, or answer that the browser has it already."""
+    # The bytes of a page don't depend on the time, since the browser fills ages in (decision 0046).
     body = environment().get_template(template).render(values).encode(errors="replace")
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     if status == 200 and request.headers.get("if-none-match") == tag:  # noqa: PLR2004 - HTTP's
@@ -68,7 +69,8 @@ def number(value: float | None) -> str:
     """``1,234,567``; a fraction has one digit, unless it is large."""
     if value is None:
         return NOTHING
-    if isinstance(value, int):  # an offset may be larger than what a float can tell apart
+    # An offset may be larger than the numbers that a float can tell apart.
+    if isinstance(value, int):
         return f"{value:,d}"
     return f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"  # noqa: PLR2004
 

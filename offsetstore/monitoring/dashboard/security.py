@@ -34,7 +34,7 @@ SESSION: Final = 12 * 3600
 """Seconds for which a token that was entered is remembered."""
 
 AT_WORK: Final = "offsetstore.at-work"
-"""Where a request's state says that it may see the page, so that no stranger takes its connection's place."""
+"""The key of a request's state that says whether it may see the page: if so, its connection is closed last."""
 
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -42,7 +42,7 @@ HEADERS: Final = {
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    # Not no-referrer: browsers would send our own forms with `Origin: null`.
+    # Not no-referrer: browsers would send our own forms with `Origin: null` (decision 0046).
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -59,8 +59,8 @@ class Access:
     """Who may see the pages.
 
     :param hosts: the names under which browsers may ask for the server, without a port: see `own_names`.
-    :param token: who enters it may see the pages; ``None``: all who can connect.
-    :param pauses: one for each wrong token; where all are taken, the next one is refused at once.
+    :param token: whoever enters it may see the pages; ``None``: all who can connect.
+    :param pauses: one for each wrong token; if all are taken, the next one is refused at once.
     """
 
     hosts: Collection[str] = LOCAL
@@ -73,29 +73,27 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """The cookie's name. Browsers don't tell ports apart: dashboards on one host would take each other's away."""
+        # Cookies are the same for all ports of a host: with one name, dashboards would overwrite each other's.
         key = (self.token or "").encode()
         return f"offsetstore-{hmac.new(key, b'cookie', hashlib.sha256).hexdigest()[:8]}"
 
     def begin_session(self) -> str:
         """Remember that the token was entered, and return the value of a cookie that proves it."""
         now = time.monotonic()
-        for over in [one for one, until in list(self._sessions.items()) if until <= now]:
+        for over in [old for old, until in list(self._sessions.items()) if until <= now]:
             self._sessions.pop(over, None)
         session = secrets.token_urlsafe(32)
         self._sessions[session] = now + SESSION
         return session
 
     def end_session(self, cookie: str) -> None:
-        """Forget the session, if it is one."""
         self._sessions.pop(cookie, None)
 
     def has_session(self, cookie: str) -> bool:
-        """Whether the cookie is one of ours that has neither been ended, nor is its time over."""
+        """Whether the cookie is that of a session which was not ended, and whose time is not over."""
         return self._sessions.get(cookie, -math.inf) > time.monotonic()
 
     def is_token(self, text: str) -> bool:
-        """Whether it is the token."""
         return self.token is not None and hmac.compare_digest(text.encode(errors="replace"), self.token.encode())
 
 
@@ -109,6 +107,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         is_answered = False
+        # Here, so that no page sees what `hidden` has quoted.
         scope["query_string"] = plain_query(scope["query_string"])
 
         async def send_guarded(message: Message) -> None:
@@ -124,7 +123,7 @@ class Guard:
             pass
         except Exception as error:  # noqa: BLE001 - its text may hold values, so it is not even logged
             places = traceback.extract_tb(error.__traceback__)
-            where = ", ".join(f"{Path(one.filename).name}:{one.lineno}" for one in places[-3:])
+            where = ", ".join(f"{Path(place.filename).name}:{place.lineno}" for place in places[-3:])
             method, path = visible(scope["method"]), visible(scope["path"])
             _log.error("%s %s failed: %s at %s", method, path, type(error).__name__, where)
             if not is_answered:
@@ -137,6 +136,7 @@ class Guard:
             return PlainTextResponse("This server does not go by that name; see --allowed-host.\n", 421)
         if scope["method"] not in _SAFE and not is_same_origin(headers, host):
             return PlainTextResponse("The request comes from another page; nothing was done.\n", 403)
+        # PostgreSQL has no text with a NUL.
         if b"%00" in scope["query_string"]:
             return PlainTextResponse("The address has a null character in it.\n", 400)
         is_known = self._access.token is None or self._is_known(scope, headers)
@@ -167,16 +167,14 @@ def note_sign_in(scope: Scope) -> None:
 
 
 def is_same_origin(headers: Headers, host: str) -> bool:
-    """Whether the browser says that one of our own pages sends the request. One that says nothing is refused.
-
-    The scheme is not compared: a proxy that ends TLS has spoken another one with the browser than with us.
-    """
+    """Whether the browser says that one of our own pages sends the request; not if it says nothing."""
+    # The scheme is not compared: a proxy that ends TLS speaks another one with the browser than with us.
     is_ours = headers.get("origin", "").lower() in {f"http://{host.lower()}", f"https://{host.lower()}"}
     return is_ours and headers.get("sec-fetch-site") in {None, "same-origin"}
 
 
 def is_open(path: str) -> bool:
-    """Whether the page is served to those without a token, too. It shows nothing that was measured."""
+    """Whether the page is served without a token, too. Such a page shows nothing that was measured."""
     return path in {"/login", "/logout"} or path.startswith("/static/")
 
 

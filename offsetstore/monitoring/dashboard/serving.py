@@ -40,9 +40,10 @@ PORT: Final = 9466
 
 _PATIENCE: Final = 5  # seconds for requests that are being answered
 _ANSWER_SECONDS: Final = 120.0  # for the whole answer; a browser's person has gone by then
-_BURST: Final = 8  # connections that asyncio takes at once: it reads from none of them before
+# Connections that asyncio accepts in a row, before it reads from any of them.
+_BURST: Final = 8
 _LOUD: Final = ("asyncio", "uvicorn.error")
-"""Loggers of what a stranger can bring about: what is no request, and what comes while no more files can be opened."""
+"""Loggers that a stranger can fill: by what is not a request, and by connections while no more files can be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class DashboardSettings:
 
     :param port: 0 for any free one.
     :param allowed_hosts: names under which browsers may ask for the pages, besides those of this machine.
-    :param token: who enters it may see the pages; ``None``: all who can connect.
+    :param token: whoever enters it may see the pages; ``None``: all who can connect.
     :raises ConfigurationError: the token is too short, or missing although other machines can connect; or a host name
         is invalid.
     """
@@ -88,19 +89,20 @@ class DashboardSettings:
 class _Connection(H11Protocol):
     """A browser's connection. It has `HEAD_SECONDS` for each request's head, and `_ANSWER_SECONDS` for its answer.
 
-    If there are too many, the oldest is closed that is not at work for someone who may see the pages.
+    If there are too many, the oldest is closed; those at work for someone who may see the pages come last.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, and begin to count."""
+        """Take a place, and begin to count the time for a head."""
         super().connection_made(transport)
         self.began = self.loop.time()
         self._timed: object = None
         self._timer = self.loop.call_later(HEAD_SECONDS, transport.abort)
         ours = cast("set[_Connection]", self.connections)
         if len(ours) > most_connections():
-            oldest = min(ours, key=lambda one: (one.is_at_work, one.began))
-            ours.discard(oldest)  # or the next one would choose it again
+            oldest = min(ours, key=lambda connection: (connection.is_at_work, connection.began))
+            # Else the next connection would choose it again: it is removed only once it is closed.
+            ours.discard(oldest)
             oldest.transport.abort()
 
     @property
@@ -109,7 +111,7 @@ class _Connection(H11Protocol):
         return self._answering() is not None and bool(self.scope.get("state", {}).get(AT_WORK))
 
     def data_received(self, data: bytes) -> None:
-        """Count anew for a head that has begun, or an answer."""
+        """Count the time anew when a head has begun, or an answer."""
         super().data_received(data)
         if (answering := self._answering()) is not self._timed:
             self._timed = answering
@@ -118,7 +120,6 @@ class _Connection(H11Protocol):
             self._timer = self.loop.call_later(seconds, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count no more."""
         self._timer.cancel()
         super().connection_lost(exc)
 
@@ -129,8 +130,8 @@ class _Connection(H11Protocol):
 
 class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let the kernel keep more than a burst."""
         await super().startup(sockets)
+        # The kernel may keep more connections than a burst, which is the backlog that uvicorn has set.
         for listener in sockets or ():
             listener.listen(QUEUE)
 
@@ -138,11 +139,10 @@ class _Server(uvicorn.Server):
 class DashboardServer:
     """The pages at ``http://host:port/``.
 
-    It listens from the start. `run` answers until the process is told to end; `start` and `close` do so beside other
-    work.
+    It listens at once. `run` answers until the process is told to end; `start` and `close` do so beside other work.
 
     :param store: it is left open, as is the broker.
-    :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+    :param kafka_groups: Kafka's names of groups that have a different one there, by the name in the store.
     :param actions: lets groups be reset, paused and resumed, and dead letters be replayed and discarded, on the pages.
     :raises ConfigurationError: it can't listen there.
     """
@@ -161,14 +161,16 @@ class DashboardServer:
         app = make_application(Dashboard(store, self._snapshots, self._settings.access, actions))
         config = uvicorn.Config(
             app,
-            http=_Connection,  # and so h11: httptools would take a head without an end
+            # An h11 connection: httptools would take a head without an end (decision 0102).
+            http=_Connection,
             loop="asyncio",
             backlog=_BURST,
             log_config=None,
             access_log=False,
             lifespan="off",
             ws="none",
-            proxy_headers=False,  # which proxies could be believed? None is needed
+            # No header of a proxy is believed; none is needed.
+            proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=_PATIENCE,
         )
@@ -183,7 +185,6 @@ class DashboardServer:
 
     @property
     def snapshots(self) -> Snapshots:
-        """What the pages show of Kafka."""
         return self._snapshots
 
     def run(self) -> None:
@@ -205,7 +206,7 @@ class DashboardServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join()
@@ -225,7 +226,7 @@ def _listen(settings: DashboardSettings) -> socket.socket:
     address = settings.host, settings.port
     with listening("the dashboard", *address):
         listener = socket.create_server(address, family=family(settings.host))
-    # What it accepts inherits this. asyncio would set it only for a socket whose protocol number is given; without it,
-    # an answer's last part waits 40 ms for the browser's ACK.
+    # Accepted connections inherit this. asyncio would set it only for a socket whose protocol number is given; without
+    # it, the last part of an answer waits 40 ms for the browser's ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

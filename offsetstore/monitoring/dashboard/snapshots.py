@@ -38,9 +38,9 @@ class Snapshot:
 
     :param lag: ``None`` before the first one.
     :param taken_at: when it was measured, by this machine's clock.
-    :param trouble: why it is older than it should be, or lacks Kafka's part: our own words.
+    :param trouble: why it is older than it should be, or lacks Kafka's part, in our own words.
     :param has_database: whether the database has answered since.
-    :param groups: what is in it, in short.
+    :param groups: the status of each group in it.
     :param samples: what is kept of it for curves.
     """
 
@@ -56,7 +56,7 @@ class Snapshots:
     """Takes a snapshot every `INTERVAL` seconds in a daemon thread, and adds it to the samples in the database.
 
     :param store: it is left open, as is the broker.
-    :param kafka_groups: the groups in Kafka that have another name there, by the name in the store.
+    :param kafka_groups: Kafka's names of groups that have a different one there, by the name in the store.
     """
 
     def __init__(
@@ -79,19 +79,18 @@ class Snapshots:
         self._turns.start()
 
     def close(self) -> None:
-        """Take no more."""
         if self._turns is not None:
             self._turns.stop(_PATIENCE)
 
     def latest(self) -> Snapshot:
-        """The last one. It never waits: if the next one hangs, the last one says that it is old."""
+        """Return the last snapshot, without waiting: if the next one hangs, the last one says that it is old."""
         latest = self._latest
         if latest.trouble is None and latest.taken_at is not None and datetime.now(UTC) - latest.taken_at > _LATE:
             return replace(latest, trouble=f"no answer from the database or Kafka since {latest.taken_at:%H:%M:%S} UTC")
         return latest
 
     def take(self) -> None:
-        """Take one now. If the database does not answer, the last one is kept, and says why."""
+        """Take a snapshot now. If the database does not answer, the last one is kept, and says why."""
         with self._guard:
             self._take()
 
@@ -106,7 +105,7 @@ class Snapshots:
             return
         error = lag.broker_error
         samples, before = lag.samples(), self._latest.samples
-        groups = {name: GroupStatus.of(one, _rate(name, before, samples)) for name, one in lag.groups.items()}
+        groups = {name: GroupStatus.of(state, _rate(name, before, samples)) for name, state in lag.groups.items()}
         self._latest = Snapshot(lag, now, None if error is None else error.what, groups=groups, samples=samples)
         failed = self._record(lag) if lag.kafka is not None else None
         if error is not None:
@@ -117,7 +116,7 @@ class Snapshots:
             self._told.intersection_update(() if failed is None else {f"{_NO_SAMPLES}{failed}"})
 
     def _record(self, lag: Lag) -> OffsetStoreError | None:
-        """Add it to the samples, which no page waits for: without them, there are no curves."""
+        """Add the lag to the samples. Without them there are no curves, but pages show all else."""
         if self._refused is not None and time.monotonic() < self._refused[1]:
             return self._refused[0]
         try:
@@ -130,12 +129,13 @@ class Snapshots:
         return None
 
     def refresh(self) -> bool:
-        """Take one now, and note any error; return ``True``. While one call waits, others do nothing."""
+        """Take a snapshot now, and note any error; return ``True``. While one call waits, others do nothing."""
         if not self._waiting.acquire(blocking=False):
             return True
         try:
             with self._guard:
-                self._waiting.release()  # what is decided from now on may not be in this one
+                # From now on another call has to wait: this snapshot may lack what is decided meanwhile.
+                self._waiting.release()
                 self._take()
         except Exception as error:  # noqa: BLE001 - it must go on, and an unknown error's text may hold values
             ours = of_database(without_frames(error))
@@ -146,7 +146,7 @@ class Snapshots:
         return True
 
     def _tell(self, trouble: str) -> None:
-        """Log a trouble once, until there is none."""
+        """Log a problem once, until there is none."""
         if trouble not in self._told:
             self._told.add(trouble)
             _log.warning("%s", trouble)
@@ -154,6 +154,6 @@ class Snapshots:
 
 def _rate(name: str, *taken: Mapping[str, Sample]) -> float | None:
     """Offsets a second between the samples, ``None`` if the group was claimed or reset meanwhile."""
-    samples = [one[name] for one in taken if name in one]
-    is_one_claim = len({one.epoch for one in samples}) == 1
+    samples = [snapshot[name] for snapshot in taken if name in snapshot]
+    is_one_claim = len({sample.epoch for sample in samples}) == 1
     return rates(samples, timedelta(seconds=INTERVAL))[-1].records if is_one_claim else None

@@ -1,5 +1,5 @@
 // Draws the curves of <figure class="chart">. Its caption has the data (data-series="[[seconds…],[values…]]") and is
-// replaced when they change; the plot beside it stays, and so does what one points at.
+// replaced when they change; the plot beside it stays, and so does the value under the pointer.
 "use strict";
 
 const HEIGHT = 180;
@@ -37,8 +37,8 @@ function draw(figure) {
     cursor: { drag: { x: false, y: false } },
     scales: { y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.05 : 1] } },
     axes: [
-      { ...axis, values: (_chart, ticks, _axis, _space, apart) => ticks.map((one) => tick(one, apart)) },
-      { ...axis, size: 56, values: (_chart, ticks) => ticks.map((one) => short.format(one)) },
+      { ...axis, values: (_chart, ticks, _axis, _space, apart) => ticks.map((seconds) => tick(seconds, apart)) },
+      { ...axis, size: 56, values: (_chart, ticks) => ticks.map((value) => short.format(value)) },
     ],
     series: [
       { label: "UTC", value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" },

@@ -20,7 +20,7 @@ const same = (node, fresh) => served.get(node) === fresh.outerHTML;
 
 function replace(node, fresh) {
   const next = document.importNode(fresh, true);
-  for (const one of [next, ...next.querySelectorAll("[data-live]")]) remember(one);
+  for (const region of [next, ...next.querySelectorAll("[data-live]")]) remember(region);
   node.replaceWith(next);
   return next;
 }
@@ -55,7 +55,7 @@ function update(fresh) {
   const focused = document.activeElement;
   const row = focused.closest("[data-key]")?.dataset.key;
   const href = focused.getAttribute("href");
-  const regions = (of) => [...of.querySelectorAll("[data-live]")].map((one) => one.id).join();
+  const regions = (of) => [...of.querySelectorAll("[data-live]")].map((region) => region.id).join();
   if (regions(document) !== regions(fresh)) replace(document.querySelector("main"), fresh.querySelector("main"));
   for (const region of document.querySelectorAll("[data-live]")) {
     const next = fresh.getElementById(region.id);
@@ -65,9 +65,9 @@ function update(fresh) {
     else replace(region, next);
   }
   if (document.activeElement !== focused) {
-    const place = [...document.querySelectorAll("[data-key]")].find((one) => one.dataset.key === row) ?? document;
+    const place = [...document.querySelectorAll("[data-key]")].find((keyed) => keyed.dataset.key === row) ?? document;
     const links = [...place.querySelectorAll("[href]")];
-    (focused.isConnected ? focused : links.find((one) => one.getAttribute("href") === href))?.focus({ preventScroll: true });
+    (focused.isConnected ? focused : links.find((link) => link.getAttribute("href") === href))?.focus({ preventScroll: true });
   }
   document.dispatchEvent(new Event("refreshed"));
 }
@@ -79,7 +79,7 @@ async function poll() {
   try {
     const headers = { Accept: "text/html", ...(tag && { "If-None-Match": tag }) };
     const answer = await fetch(location.href, { headers, cache: "no-store", signal: AbortSignal.timeout(10000) });
-    if (answer.redirected) return location.reload(); // to the page where one signs in
+    if (answer.redirected) return location.reload(); // to the login page
     ahead = (Date.parse(answer.headers.get("Date")) || Date.now()) - Date.now();
     const fresh = answer.status === 304 ? null : new DOMParser().parseFromString(await answer.text(), "text/html");
     why = answer.ok ? null : fresh?.querySelector("h1 + p")?.textContent;

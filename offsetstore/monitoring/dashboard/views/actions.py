@@ -1,7 +1,7 @@
 """Decisions in three steps: a form, a plan that asks for a reason and the group's name, and what was done.
 
 Only the last step changes anything. It takes the plan's ticket, which is good once; the library then decides under its
-locks, so that what the last page shows may differ from the plan.
+locks, so what the last page shows may differ from the plan.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ LONGEST: Final = MOST_REASON
 """Characters of a reason, and of a name."""
 
 _ENTERED: Final = frozenset({"group", "ticket", "who", "reason", "typed", "fence"})
-"""Fields that are no part of the plan."""
+"""Fields that are not part of the plan."""
 _AGREED: Final = frozenset({"typed", "fence"})
-"""Those that agree to one plan alone."""
+"""Of these, the fields that agree to one plan alone."""
 _CHANGED: Final = "The plan has changed since it was shown; nothing was done. This is what would happen now."
 _KEEPS_CHANGING: Final = "If letters keep coming, pause the group first."
 
@@ -77,14 +77,14 @@ _OTHER_ROLE: Final = (
 
 
 def form(request: Request) -> Response:
-    """Ask what is to be done; the address may have some of it already."""
+    """Ask what is to be done; the address may already say some of it."""
     name = _name(request)
     group = group_of(request).group
     return _show_form(request, name, group, dict(request.query_params))
 
 
 def plan(request: Request) -> Response:
-    """Show what would happen. GET, since it writes nothing: one can go back to it."""
+    """Show what would happen. GET, since it writes nothing: Back then leads to the plan as it is by then."""
     given = dict(request.query_params)
     name, group = _name(request), _group(given)
     try:
@@ -97,13 +97,15 @@ def plan(request: Request) -> Response:
 
 
 async def execute(request: Request) -> Response:
-    """Do it, and show what was done."""
+    """Carry out the plan, and show what was done."""
+    # In a thread: a decision waits for locks.
     return await run_in_threadpool(_execute, request, await read_fields(request))
 
 
 def _execute(request: Request, given: Mapping[str, str]) -> Response:
     name, group, actions = _name(request), _group(given), _actions(request)
     planned = {name: text for name, text in given.items() if name not in _ENTERED}
+    # Before all else: of two requests with one ticket, one alone may decide.
     try:
         actions.tickets.take(given.get("ticket", ""), name, group, planned)
     except TicketRefused as refused:
@@ -120,7 +122,8 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
             done = carry_out(actions.store.database, decision, by, if_plan=given["premise"] or None)
         except (errors.PlanChanged, errors.GroupBusy) as refused:
             return _show_plan(request, name, decision, group, fields, status=409, entered=given, error=refused)
-    except Invalid as wrong:  # a time that has passed meanwhile
+    except Invalid as wrong:
+        # A time that has passed meanwhile.
         return _show_form(request, name, group, planned, wrong={wrong.field: str(wrong)})
     except _REFUSALS as error:
         return _show_form(request, name, group, planned, error=_ours(error))
@@ -134,7 +137,8 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         reason=reason,
         shown=SHOWN,
     )
-    answer.background = BackgroundTask(dashboard_of(request).snapshots.refresh)  # the next page shows what was done
+    # So that the next page shows what was done.
+    answer.background = BackgroundTask(dashboard_of(request).snapshots.refresh)
     return answer
 
 
@@ -185,7 +189,8 @@ def _show_plan(
     """Show what would happen now, and ask for a reason and the group's name."""
     actions = _actions(request)
     result = _planned(actions, dashboard_of(request).store, decision)
-    if isinstance(result, LettersDecided) and "offset" in planned:  # a newer one of that offset is another
+    # If the topic is created again, a newer letter of that offset is another letter.
+    if isinstance(result, LettersDecided) and "offset" in planned:
         planned = {**planned, "topic_id": result.letters[0].topic_id or ""}
     rests_on = premise(decision, result)
     has_changed = isinstance(error, errors.PlanChanged)
@@ -216,7 +221,7 @@ def _show_plan(
 
 
 def _planned(actions: Deciding, store: OffsetStore, decision: AnyOperation) -> Plan:
-    # Whether letters were overtaken is for a role that may read their contents, which that of the pages need not be.
+    # To tell whether letters were overtaken, a role must read their contents, which the pages' role may not.
     is_forced = isinstance(decision, ReplayLetters) and decision.forced
     return plan_of((actions.store if is_forced else store).database, decision)
 
@@ -229,7 +234,7 @@ def _wrong(given: Mapping[str, str], group: str) -> dict[str, str]:
     for name in ("who", "reason"):
         if len(given.get(name, "")) > LONGEST:
             wrong[name] = f"At most {LONGEST:,} characters are recorded."
-    # A name with invisible characters can be typed as it is shown; one of blanks alone has to be typed exactly.
+    # A name with invisible characters can be typed as it is shown; a name of blanks alone has to be typed exactly.
     typed = given.get("typed", "")
     if typed not in {group, visible(group)} and (not typed.strip() or typed.strip() != visible(group).strip()):
         wrong["typed"] = "That is not the name of this group."
@@ -244,7 +249,7 @@ def _name(request: Request) -> str:
 
 
 def _group(given: Mapping[str, str]) -> str:
-    """The group of a form; whether there is one is for the library to say."""
+    """The group that a form names; the library says whether it exists."""
     if not (group := given.get("group", "")):
         raise HTTPException(400, "The form names no group.")
     return group
@@ -253,7 +258,8 @@ def _group(given: Mapping[str, str]) -> str:
 def _actions(request: Request) -> Deciding:
     dashboard = dashboard_of(request)
     actions = dashboard.actions
-    assert actions is not None  # there are no routes without it
+    # Without it, these routes don't exist.
+    assert actions is not None
     found, expected = actions.store.database.identity(), dashboard.store.database.identity()
     if not found.may_be(expected):
         raise errors.ConfigurationError(
@@ -271,13 +277,14 @@ def _answers(request: Request, group: str, *, reason: str = "", fence: bool = Fa
 
 
 def _actor(request: Request, who: str) -> str:
-    """Who they say they are, and the dashboard's name, which the guard has compared with those that it has."""
+    """Who the person claims to be, and the dashboard."""
+    # The guard has compared the host with the server's names.
     dashboard = f"dashboard at {request.headers['host']}, {this_process()}"
     return f"{who}, {dashboard}" if who else dashboard
 
 
 def _ours(error: Exception) -> OffsetStoreError:
-    """The error as ours: the library leaves those that it does not expect as the database's."""
+    """Make the error ours: the library raises those that it does not expect as the database's."""
     if isinstance(error, errors.OffsetStoreError):
         return error
     if (ours := of_database(error)) is None:
@@ -290,8 +297,9 @@ def _status(error: OffsetStoreError) -> int:
 
 
 def _next_step(error: OffsetStoreError | None) -> str:
+    # Not the error's own step, which would be more grants for the role that only reads.
     if isinstance(error, errors.MissingPrivilege):
-        return _OTHER_ROLE  # and not more grants for the one that only reads
+        return _OTHER_ROLE
     return "" if error is None else step_for("page", error.next_step)
 
 

@@ -43,13 +43,13 @@ LETTERS: Final = 20
 _METADATA: Final = 20_000  # characters
 _AS_TEXT: Final = Metadata(serializer=str, deserializer=str)
 POINTS: Final = 240
-"""Of a curve."""
+"""Points of a curve."""
 
 _TOPICS: Final = 100
 MEMBERS: Final = 100
-"""Of a fleet, whose runs are looked at for the checks."""
+"""Members of a fleet whose runs are looked at for the checks."""
 
-# What shows more about a check that is not well.
+# The page that shows more about a check that is not ok.
 _PAGES: Final[dict[CheckName, tuple[str, str]]] = {
     "claim": ("/runs", "Runs and errors"),
     "batch": ("/runs", "Runs and errors"),
@@ -74,7 +74,7 @@ class Chosen:
 
     @classmethod
     def of(cls, request: Request) -> Chosen:
-        """Read the address; what makes no sense in it counts as not given."""
+        """Read the address; invalid parameters count as missing."""
         query = request.query_params
         sort = query.get("sort", "lag")
         return cls(
@@ -85,7 +85,7 @@ class Chosen:
         )
 
     def query(self) -> dict[str, Any]:
-        """The address again."""
+        """The parameters of the address again."""
         return {
             "topic": self.topic or None,
             "partition": self.partition,
@@ -94,12 +94,12 @@ class Chosen:
         }
 
     def sorted(self, group: GroupState, stands: Collection[TopicPartition]) -> list[TopicPartition]:
-        """The partitions. By lag, those come first that stand, or whose lag is unknown; then the largest lag."""
+        """The partitions, sorted. By lag: those that stand, then those whose lag is unknown, then the largest lag."""
         found = {
-            tp: one.lag
+            tp: part.lag
             for topic in ([self.topic] if self.topic else sorted(group.topics))
             if topic in group.topics
-            for tp, one in group.topics[topic].partitions.items()
+            for tp, part in group.topics[topic].partitions.items()
             if self.partition in {None, tp.partition}
         }
         chosen = [tp for tp, lag in found.items() if lag != 0 or not self.only_lagging]
@@ -112,9 +112,9 @@ class Chosen:
 class Chart:
     """A curve over time.
 
-    :param unit: as the caption has it after a number.
-    :param values: for each of the chart's times; ``None`` where it is not known.
-    :param now: the last one, which may be of a shorter time than the others.
+    :param unit: what the caption has after a number.
+    :param values: one for each of the times; ``None`` where it is not known.
+    :param now: the last value, which may be of a shorter time than the others.
     """
 
     name: str
@@ -126,12 +126,12 @@ class Chart:
 
     @property
     def known(self) -> list[float]:
-        """The values that are known, oldest first."""
+        """The known values, the oldest first."""
         return [value for value in self.values if value is not None]
 
     @property
     def peak(self) -> float:
-        """The largest value, of the last one too."""
+        """The largest value, ``now`` included."""
         return max(value for value in (*self.known, self.now) if value is not None)
 
     @property
@@ -148,9 +148,9 @@ def _charts(store: OffsetStore, summary: GroupStatus, span: timedelta, until: da
     grown = rates(samples, selection.every)
     times = [int(at.timestamp()) for at in selection.times(until)]
     curves: list[tuple[str, str, str, list[float | None]]] = [
-        ("lag", "Lag", "", [one.lag for one in samples]),
-        ("rate", "Records per second", "/s", [one.records for one in grown]),
-        ("batch", "Seconds per batch", "\N{NO-BREAK SPACE}s", [one.batch_seconds for one in grown]),
+        ("lag", "Lag", "", [sample.lag for sample in samples]),
+        ("rate", "Records per second", "/s", [rate.records for rate in grown]),
+        ("batch", "Seconds per batch", "\N{NO-BREAK SPACE}s", [rate.batch_seconds for rate in grown]),
     ]
     charts: list[Chart] = []
     for key, title, unit, values in curves:
@@ -160,7 +160,7 @@ def _charts(store: OffsetStore, summary: GroupStatus, span: timedelta, until: da
 
 
 def group(request: Request) -> Response:
-    """Show one."""
+    """Show one group."""
     found, store = group_of(request), dashboard_of(request).store
     name = found.group
     last = telling_run(store.runs(name, limit=1 if found.owner.fleet is None else MEMBERS))
@@ -177,7 +177,7 @@ def group(request: Request) -> Response:
         "group.html",
         group=name,
         state=found,
-        members=[(one.member, numbered(one.partitions)) for one in found.of_members],
+        members=[(member.member, numbered(member.partitions)) for member in found.of_members],
         at=found.read_at,
         summary=summary,
         charts=_charts(store, summary, SPANS[span], found.read_at),
@@ -202,7 +202,7 @@ def group(request: Request) -> Response:
 
 
 def _links(group: str, checks: Iterable[Check], *, may_reset: bool) -> dict[CheckName, tuple[str, str]]:
-    """For checks that are not well: where there is more about them, or what mends them, and its name."""
+    """For checks that are not ok: the page that shows more, or the action that mends it, and the link's text."""
     found: dict[CheckName, tuple[str, str]] = {}
     for check in checks:
         if may_reset and check.name == "copies in Kafka" and check.verdict == "bad":
@@ -216,7 +216,7 @@ def _links(group: str, checks: Iterable[Check], *, may_reset: bool) -> dict[Chec
 
 
 def _worst_first(group: GroupState) -> Iterable[str]:
-    """Topics, those with an error first, then those that are the furthest behind."""
+    """The topics: those with an error first, then by lag, the largest first."""
 
     def key(name: str) -> tuple[bool, int, str]:
         topic = group.topics[name]
@@ -226,7 +226,7 @@ def _worst_first(group: GroupState) -> Iterable[str]:
 
 
 def partition(request: Request) -> Response:
-    """Show one, with three queries."""
+    """Show one partition, with three queries."""
     state = group_of(request)
     group, tp = state.group, _asked(request, state)
     topic = state.topics[tp.topic]
@@ -241,7 +241,7 @@ def partition(request: Request) -> Response:
         group=group,
         tp=tp,
         topic=topic,
-        one=topic.partitions[tp],
+        part=topic.partitions[tp],
         owner=state.owner,
         topic_id=kafka_topic.topic_id if kafka_topic is not None else None,
         metadata=None if metadata is None else str(metadata)[:_METADATA],

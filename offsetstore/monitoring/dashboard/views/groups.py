@@ -20,7 +20,7 @@ from offsetstore.operations.samples import Selection
 ON_A_PAGE: Final = 50
 
 POINTS: Final = 60
-"""Of a trend."""
+"""Points of a trend."""
 
 _ORDER: Final = {name: place for place, name in enumerate(STATES)}
 
@@ -29,7 +29,7 @@ def _unknown_first(lag: float | None) -> tuple[bool, float]:
     return lag is not None, -(lag or 0)
 
 
-# Each puts first what is looked for first; the name decides between equals.
+# Each puts first what people look for first; the name decides between equals.
 _SORTS: Final[dict[str, Callable[[GroupStatus], Any]]] = {
     "state": lambda row: (_ORDER[row.state], row.error is None, -(row.lag or 0)),
     "group": lambda _row: 0,
@@ -41,7 +41,7 @@ _SORTS: Final[dict[str, Callable[[GroupStatus], Any]]] = {
 
 
 def groups(request: Request) -> Response:
-    """List them."""
+    """List the groups."""
     dashboard, query = dashboard_of(request), request.query_params
     snapshot = snapshot_of(request)
     sort = query.get("sort", "state")
@@ -79,7 +79,7 @@ def _trends(
 ) -> Mapping[str, list[int | None]]:
     """The lags of these groups at even times, with one query.
 
-    While the database does not answer, the page says so without them. If it is known not to, it is not asked.
+    They are empty while the database does not answer, which the page says. It is not asked if it did not answer before.
     """
     selection = Selection.of(span, POINTS)
     trends: dict[str, list[int | None]] = {name: [] for name in names}
@@ -90,7 +90,7 @@ def _trends(
     except OffsetStoreError:
         return trends
     for name, samples in found.items():
-        trends[name] = selection.spread(samples, [one.lag for one in samples], snapshot.lag.store.at)
+        trends[name] = selection.spread(samples, [sample.lag for sample in samples], snapshot.lag.store.at)
     return trends
 
 

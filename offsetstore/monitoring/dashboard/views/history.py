@@ -18,10 +18,10 @@ ON_A_PAGE: Final = 50
 
 
 def history(request: Request) -> Response:
-    """List it, the newest first."""
+    """List the events, the newest first."""
     name = group_of(request).group
     query = request.query_params
-    events = [one for one in EVENTS if one == query.get("event")]
+    events = [known for known in EVENTS if known == query.get("event")]
     given = query.get("since", "").strip()
     since, before = _since(given), number_in(query.get("before"), MAX_OFFSET, "a line of the history")
     is_wrong = bool(given) and since is None
@@ -48,7 +48,7 @@ def history(request: Request) -> Response:
 
 
 def _since(text: str) -> datetime | None:
-    """Read a time as the form sends it, which has no zone: it is UTC. ``None`` if it is none."""
+    """Read a time as the form sends it, without a zone: it is in UTC. ``None`` if it is not a time."""
     try:
         at = datetime.fromisoformat(text)
         return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)

@@ -1,4 +1,4 @@
-"""A group's dead letters, without what they hold of their records: those columns are never asked for."""
+"""A group's dead letters, without the contents of their records: these columns are never read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offsetstore.protocol.letters import CAUSES, OPEN, STATES
 ON_A_PAGE: Final = 50
 ERRORS: Final = 50
 WITHIN: Final = 5_000
-"""So many letters are counted, grouped, and searched for a filter at a time: a million take too long for a page."""
+"""At most this many letters are counted, grouped, and searched at a time: a million take too long for a page."""
 
 _NUMBER: Final = "the number of a partition, or an offset"
 _OF_ERRORS: Final = ("error_class", "sqlstate", "table", "constraint", "column")
@@ -35,7 +35,7 @@ STATE_WORDS: Final = {
 
 
 def letters(request: Request) -> Response:
-    """Count them, group them by their errors, and list those that fit a filter."""
+    """Count the letters, group them by their errors, and list those that match a filter."""
     name = group_of(request).group
     store, query = dashboard_of(request).store, request.query_params
     state = query.get("state", "open")
@@ -44,7 +44,11 @@ def letters(request: Request) -> Response:
     try:
         page = store.letters(
             name,
-            state=OPEN if state == "open" else None if state == "all" else [one for one in STATES if one == state],
+            state=OPEN
+            if state == "open"
+            else None
+            if state == "all"
+            else [known for known in STATES if known == state],
             **filters,
             after=query.get("after"),
             limit=ON_A_PAGE,
@@ -62,8 +66,8 @@ def letters(request: Request) -> Response:
         words=STATE_WORDS,
         within=WITHIN,
         errors=errors,
-        is_part=sum(one.count for one in errors) >= WITHIN,
-        link_of={one: _link_of(name, one) for one in errors},
+        is_part=sum(error.count for error in errors) >= WITHIN,
+        link_of={error: _link_of(name, error) for error in errors},
         letters=page.letters,
         state=state,
         states=("open", *STATES, "all"),
@@ -76,7 +80,7 @@ def letters(request: Request) -> Response:
 
 
 def letter(request: Request) -> Response:
-    """Show one, all but its contents."""
+    """Show one letter, without its contents."""
     name = group_of(request).group
     query = request.query_params
     topic = _plain(query.get("topic", ""))
@@ -109,13 +113,14 @@ def letter(request: Request) -> Response:
 
 
 def _filters(request: Request) -> dict[str, Any]:
-    """What of the request narrows the list: a blank field of the form does not, a blank part of an error does."""
+    """The parameters that narrow the list."""
     query = request.query_params
     found: dict[str, Any] = {}
     if cause := query.get("cause"):
         if cause not in CAUSES:
             raise HTTPException(400, "A dead letter has no such cause.")
         found["cause"] = cause
+    # An empty one is a filter, too: for letters whose error has no such part.
     found |= {name: _plain(query[name]) for name in _OF_ERRORS if name in query}
     if topic := query.get("topic", "").strip():
         found["topic"] = _plain(topic)
@@ -125,7 +130,7 @@ def _filters(request: Request) -> dict[str, Any]:
 
 
 def _link_of(group: str, error: ErrorGroup) -> Mapping[str, str]:
-    """Where its letters are, and the newest of them."""
+    """The addresses of the error's letters, and of the newest of them."""
     which, (tp, offset, topic_id) = error.which, error.example
     same = {name: getattr(which, name) for name in ("cause", *_OF_ERRORS)}
     return {
@@ -137,7 +142,7 @@ def _link_of(group: str, error: ErrorGroup) -> Mapping[str, str]:
 
 
 def _plain(text: str) -> str:
-    """PostgreSQL has no text with a NUL, so that nothing can have such a name."""
+    # PostgreSQL has no text with a NUL, so nothing can have such a name.
     if "\0" in text:
         raise HTTPException(400, "A name has no NUL in it.")
     return text

@@ -24,7 +24,7 @@ WORDS: Final = {state: STATES[state] for state in get_args(RunState)}
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run. Its times are those of the database, to the second, so that they don't change with each heartbeat."""
+    """One run. Its times are by the database's clock, to the second, so that they don't change with each heartbeat."""
 
     run: Run
     phase: Phase
@@ -33,7 +33,6 @@ class RunRow:
 
     @classmethod
     def of(cls, run: Run) -> RunRow:
-        """The run as it was read."""
         status = run.status
         last = status.last_batch_age
         return cls(
@@ -45,7 +44,7 @@ class RunRow:
 
     @property
     def ui_link(self) -> str | None:
-        """The address of Spark's UI, if a browser can do nothing else with it than to go there."""
+        """The address of Spark's UI, if all that a browser can do with it is to go there."""
         address = self.run.status.ui_url
         try:
             is_plain = address is not None and address.isascii() and address.isprintable()
@@ -56,12 +55,12 @@ class RunRow:
 
 
 def runs(request: Request) -> Response:
-    """List them, the newest first: both lists hold a thousand lines at most."""
+    """List runs and errors, the newest first: both lists hold a thousand lines at most."""
     name = group_of(request).group
     store = dashboard_of(request).store
     page, errors_page = page_of(request), page_of(request, "errors")
     asked = request.query_params.get("source", "")
-    sources: list[ErrorSource] = [one for one in SOURCES if one == asked]
+    sources: list[ErrorSource] = [source for source in SOURCES if source == asked]
     found = store.runs(name, limit=min(KEPT, page * RUNS_ON_A_PAGE + 1))[::-1]
     errors = store.errors(name, sources=sources, limit=min(KEPT, errors_page * ERRORS_ON_A_PAGE + 1))[::-1]
     same = {"group": name, "source": sources[0] if sources else None}

@@ -14,17 +14,17 @@ from offsetstore.operations.group_state import Lag
 from offsetstore.operations.group_status import relay_in_words
 
 OLD: Final = timedelta(hours=1)
-"""From this age on, the alert ``OldTransaction`` fires for a transaction, too."""
+"""The age of a transaction from which the alert ``OldTransaction`` fires, too."""
 SKEWED: Final = 1.0
-"""Seconds between two clocks that are more than the read's own time."""
+"""Seconds between two clocks that the time of a read does not explain."""
 FEW: Final = 0.9
 """The share of HOT updates below which an index, or a lack of room in the pages, must be in their way."""
 ENOUGH: Final = 1_000
-"""Updates from which on the share means something."""
+"""Updates from which the share means something."""
 
 
 def store(request: Request) -> Response:
-    """Show what it is like."""
+    """Show the store."""
     dashboard = dashboard_of(request)
     facts = dashboard.store.facts()
     lag = snapshot_of(request).lag
@@ -49,7 +49,7 @@ def store(request: Request) -> Response:
 
 
 def _clusters(lag: Lag) -> list[str]:
-    """The clusters that stored offsets belong to."""
+    """The clusters to which stored offsets belong."""
     rows = (row for of_group in lag.store.partitions.values() for row in of_group.values())
     return sorted({row.cluster_id for row in rows if row.cluster_id is not None})
 
