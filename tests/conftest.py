@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadFileScheduling  # pyright: ignore[reportMissingTypeStubs] - it has none
 
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.runtime import failpoints
