@@ -65,11 +65,11 @@ from offsetstore.operations.samples import Sample, Selection, read_samples, reco
 from offsetstore.operations.stored_letters import ErrorGroup, LetterFilter, count_letters, list_letter_errors
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine, schema_or_default
+from offsetstore.protocol.arguments import check_whole
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.letters import FINAL, OPEN, Cause, Letter, LetterKey, LetterState
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Formats, format_of, load
-from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.observers import Observer, Observers
 from offsetstore.protocol.outbox import MOST_ROWS
 from offsetstore.protocol.policy import StartPolicy

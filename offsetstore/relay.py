@@ -48,10 +48,10 @@ from offsetstore.postgres.outbox import (
     parts_of,
 )
 from offsetstore.postgres.session import PostgresSession
-from offsetstore.postgres.together import as_array
+from offsetstore.postgres.statements import as_array
+from offsetstore.protocol.arguments import check_whole
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import OutboxBlocked, OutboxRefused, OutboxRests, OutboxSent, OutboxWaits
-from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import (
     ANCHOR,
     LOOKS,

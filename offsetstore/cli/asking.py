@@ -9,9 +9,8 @@ from typing import Any, TypedDict, TypeVar
 
 import click
 
-from offsetstore.cli.exits import fail
 from offsetstore.cli.options import DatabaseOptions, database_options, format_option, gathered, reason_option, together
-from offsetstore.cli.output import Table, document, even_unread, print_json, print_text
+from offsetstore.cli.output import Table, document, even_unread, fail, print_json, print_text
 from offsetstore.errors import PlanChanged, step_for
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.operation import Decided, Plan

@@ -1,4 +1,4 @@
-"""``offsetstore assets``: the files that are shipped for Grafana, Prometheus, Kubernetes and systemd."""
+"""``offsetstore assets``: files for Grafana, Prometheus, Kubernetes and systemd; ``completion``: a shell's script."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+from click.shell_completion import get_completion_class
 
 from offsetstore.cli.output import print_text
 from offsetstore.errors import ConfigurationError
@@ -60,3 +61,28 @@ def assets(*, kind: str, out: Path, force: bool) -> None:
             print_text(str(path))
     except OSError as error:
         raise ConfigurationError(f"could not write to {out}", found=error.strerror) from error
+
+
+_PROGRAM: Final = "offsetstore"
+_VARIABLE: Final = "_OFFSETSTORE_COMPLETE"
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, *, shell: str) -> None:
+    """Print the script that completes commands in a shell.
+
+    It completes commands, options and their values, and after -g the names of the store's groups: for these it asks
+    the database at OFFSETSTORE_URL or --url, for two seconds at most.
+
+    \b
+    In ~/.bashrc, ~/.zshrc or ~/.config/fish/config.fish:
+      source <(offsetstore completion bash)
+      source <(offsetstore completion zsh)
+      offsetstore completion fish | source
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    # The argument's choices are shells that click knows.
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(context.find_root().command, {}, _PROGRAM, _VARIABLE).source())

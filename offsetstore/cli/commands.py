@@ -10,8 +10,7 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem
 
-from offsetstore.cli.exits import describe, fail
-from offsetstore.cli.output import leave_unread
+from offsetstore.cli.output import describe, fail, leave_unread
 from offsetstore.errors import ExitCode, OffsetStoreError
 from offsetstore.lazy import find
 from offsetstore.postgres.errors import of_database
@@ -45,10 +44,10 @@ COMMANDS: Final = {
     command.name: command
     for command in (
         LazyCommand("migrate", "Create or upgrade offsetstore's tables."),
-        LazyCommand("grants", "Print the GRANT statements for the roles that use the tables."),
+        LazyCommand("grants", "Print the GRANT statements for the roles that use the tables.", beside="migrate"),
         LazyCommand("acls", "Print, check and create the ACLs that are needed in Kafka.", "cli,kafka"),
         LazyCommand("resolve", "Show where a job would start, and why."),
-        LazyCommand("adopt", "Show what a job would take over from a checkpoint."),
+        LazyCommand("adopt", "Show what a job would take over from a checkpoint.", beside="resolve"),
         LazyCommand("consume", "Run a consumer's processes, and keep them running.", "cli,consumer"),
         LazyCommand("status", "Show a consumer group's owner, offsets and lag."),
         LazyCommand("lag", "Show how far consumer groups are behind Kafka."),
@@ -56,19 +55,19 @@ COMMANDS: Final = {
         LazyCommand("health", "Ask a job's process, or the database, whether a job is well."),
         LazyCommand("exporter", "Serve all groups' lag and state for Prometheus.", "cli,kafka,monitoring"),
         LazyCommand("dashboard", "Serve pages that show how groups, jobs and dead letters are.", "cli,dashboard,kafka"),
-        LazyCommand("store", "Say whether the store was moved to this database, or copied."),
+        LazyCommand("store", "Say whether the store was moved to this database, or copied.", beside="migrate"),
         LazyCommand("history", "Show what was decided about a consumer group, and by whom."),
-        LazyCommand("runs", "Show the runs of a consumer group's job, and how each ended."),
-        LazyCommand("errors", "Show the errors that a consumer group's jobs met."),
+        LazyCommand("runs", "Show the runs of a consumer group's job, and how each ended.", beside="history"),
+        LazyCommand("errors", "Show the errors that a consumer group's jobs met.", beside="history"),
         LazyCommand("reset", "Move a group's stored offsets."),
-        LazyCommand("pause", "Pause a consumer group."),
-        LazyCommand("resume", "End a consumer group's pause.", beside="pause"),
+        LazyCommand("pause", "Pause a consumer group.", beside="groups"),
+        LazyCommand("resume", "End a consumer group's pause.", beside="groups"),
         LazyCommand("metadata", "Show or rewrite the metadata of a consumer group's offsets."),
         LazyCommand("dead-letters", "List, replay and discard a consumer group's dead letters."),
         LazyCommand("relay", "Produce the outbox to Kafka, exactly once.", "cli,kafka"),
         LazyCommand("outbox", "List, retry and discard rows of the outbox that Kafka refuses."),
         LazyCommand("assets", "Write the files for Grafana, Prometheus, Kubernetes or systemd."),
-        LazyCommand("completion", "Print the script that completes commands in a shell."),
+        LazyCommand("completion", "Print the script that completes commands in a shell.", beside="assets"),
         LazyCommand("local", "Run PostgreSQL and Kafka on this machine, without Docker.", "local"),
         LazyCommand("demo", "Land 336,776 flights exactly once, while the job is killed.", "demo"),
     )

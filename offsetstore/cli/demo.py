@@ -14,8 +14,7 @@ from offsetstore.cli.output import Table, print_text
 from offsetstore.demo.flights import ALL
 from offsetstore.demo.kills import JOBS
 from offsetstore.demo.report import summary, write_report
-from offsetstore.demo.run import is_proven, run_demo
-from offsetstore.demo.screen import open_screen
+from offsetstore.demo.run import is_proven, open_screen, run_demo
 from offsetstore.errors import ExitCode
 
 _LEAST_GOOD: Final = 10  # flights for each broken one

@@ -11,8 +11,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.asking import AskOptions, ask_options
-from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import document
+from offsetstore.cli.output import document, fail_unknown
 from offsetstore.errors import ExitCode
 from offsetstore.operations.group_status import LagLimit, judge_group
 from offsetstore.text import command, short

@@ -12,8 +12,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.asking import AskOptions, ask_options
-from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Table, document, print_error, print_json, print_text
+from offsetstore.cli.output import Table, document, fail_unknown, print_error, print_json, print_text
 from offsetstore.errors import ExitCode
 from offsetstore.operations.group_state import Lag, PartitionState, TopicState
 from offsetstore.operations.group_status import LagLimit, in_words, judge_lag, notes, standing, state_of

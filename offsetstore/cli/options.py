@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from offsetstore.cli.exits import fail_unknown
+from offsetstore.cli.output import fail_unknown
 from offsetstore.errors import ConfigurationError, MissingPrivilege
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_status import LagLimit
 from offsetstore.postgres.url import SCHEMA_VARIABLE
-from offsetstore.protocol.texts import misplaced
+from offsetstore.protocol.arguments import misplaced
 from offsetstore.text import parse_duration, parse_time, visible
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.asking import AskOptions, ask_options
-from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Table, document
+from offsetstore.cli.output import Table, document, fail_unknown
 from offsetstore.errors import BrokerError
 from offsetstore.offsets import TopicPartition
 from offsetstore.operations.group_state import GroupState, MemberState, PartitionState

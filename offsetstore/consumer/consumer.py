@@ -57,16 +57,16 @@ from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, RunnerSettings, Taken
 from offsetstore.processing.unit import PlanOutdated
+from offsetstore.protocol.arguments import check_seconds
 from offsetstore.protocol.events import HeldRecord, QueryStatus, RecordsDropped, RecordsHeld, SinkMade
 from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.metadata import Formats, load
-from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import Writer
 from offsetstore.runtime.background import as_main_work, meanwhile
 from offsetstore.runtime.functions import InterruptSignal, with_empty_frames, without_frames
-from offsetstore.runtime.signals import StopRequests
+from offsetstore.runtime.process import StopRequests
 from offsetstore.store.claim import ClaimRequest, Takeover
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.mirror import LAST_COMMIT

@@ -18,8 +18,8 @@ from offsetstore.consumer.records import size_of
 from offsetstore.errors import ConfigurationError, FunctionFailed, SinkError, as_raised
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing.handling import Record
+from offsetstore.protocol.arguments import check_seconds, check_whole
 from offsetstore.protocol.events import HeldRecord
-from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.runtime.functions import as_texts, call, tells_of_outage
 from offsetstore.text import at_line
 

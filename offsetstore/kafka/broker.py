@@ -23,10 +23,10 @@ from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
 from offsetstore.kafka.settings.spark import read_options
 from offsetstore.kafka.truncation import PARTITIONS, find_resets
 from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicLog, TopicPartition, Watermarks
-from offsetstore.protocol.numbers import check_seconds, check_whole
-from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
-from offsetstore.runtime.forks import expect_own
+from offsetstore.protocol.arguments import check_seconds, check_whole
+from offsetstore.protocol.ports import FoundRecord, KafkaSnapshot
 from offsetstore.runtime.functions import dropped, without_frames
+from offsetstore.runtime.process import expect_own
 from offsetstore.text import counted, did_you_mean
 
 _T = TypeVar("_T")

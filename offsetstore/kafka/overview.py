@@ -20,7 +20,7 @@ from offsetstore.kafka.group_offsets import GroupOffsets
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.protocol.outbox import is_topic
-from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
+from offsetstore.protocol.ports import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 from offsetstore.runtime.functions import without_frames
 
 Committed = dict[str, "dict[TopicPartition, CommittedOffset] | BrokerError"]

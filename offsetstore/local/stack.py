@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from offsetstore.local import cache_directory, locked
-from offsetstore.local.free_ports import LOOPBACK, answers
 from offsetstore.local.kafka.properties import KafkaPorts
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.binaries import temporary_directory, unprivileged_account
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.local.servers import end_process, is_process_of
+from offsetstore.local.servers import LOOPBACK, answers, end_process, is_process_of
 
 _USER = _DATABASE = "offsetstore"
 _START_SECONDS = 300  # a person who waits can interrupt it

@@ -13,8 +13,8 @@ from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_state import Lag
 from offsetstore.operations.group_status import standing, state_of
+from offsetstore.protocol.arguments import check_seconds, check_whole
 from offsetstore.protocol.letters import OPEN
-from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.ports import BrokerOverview
 from offsetstore.runtime.functions import without_frames

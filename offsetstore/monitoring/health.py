@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
 
+from offsetstore.protocol.arguments import check_seconds, check_whole
 from offsetstore.protocol.job_state import UNREACHABLE, JobState
-from offsetstore.protocol.numbers import check_seconds, check_whole
 
 _INTERVALS: Final = 3  # between triggers, until a query counts as stalled
 _IDLE_WORK: Final = {"replay": "dead letters have been replayed", "tick": "a tick has been running"}

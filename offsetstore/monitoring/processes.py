@@ -22,7 +22,7 @@ from offsetstore.monitoring.page import Death, End, Orders, Page, Words
 from offsetstore.monitoring.supervision import RunningClock
 from offsetstore.offsets import OffsetRange, Ranges, TopicPartition, describe
 from offsetstore.protocol.retries import doubled
-from offsetstore.runtime.signals import StopRequests
+from offsetstore.runtime.process import StopRequests
 from offsetstore.store.run_record import resident_bytes
 
 STACKS: Final = signal.SIGUSR2

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.protocol.numbers import check_whole
+from offsetstore.protocol.arguments import check_whole
 from offsetstore.runtime.background import meanwhile
 
 SHORTEST_TOKEN: Final = 32

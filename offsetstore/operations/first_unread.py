@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol.snapshot import FoundRecord
+from offsetstore.protocol.ports import FoundRecord
 
 Stored = tuple[TopicPartition, int]
 At = tuple[TopicPartition, int]

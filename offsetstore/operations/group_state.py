@@ -22,8 +22,7 @@ from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import LetterState
 from offsetstore.protocol.outbox import OutboxState, RelayStatus
-from offsetstore.protocol.ports import BrokerOverview
-from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
+from offsetstore.protocol.ports import BrokerOverview, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 from offsetstore.runtime.functions import without_frames
 from offsetstore.text import counted
 

@@ -31,6 +31,7 @@ from offsetstore.operations.stored_letters import (
     prune_letters,
 )
 from offsetstore.postgres.session import PostgresSession
+from offsetstore.protocol.arguments import as_offset, check_seconds, check_text, check_whole
 from offsetstore.protocol.database import Database, EventName, GroupRow, Session
 from offsetstore.protocol.letters import (
     FINAL,
@@ -43,8 +44,6 @@ from offsetstore.protocol.letters import (
     LetterState,
     PayloadState,
 )
-from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
-from offsetstore.protocol.texts import check_text
 from offsetstore.text import command
 
 MOST: Final = 10_000

@@ -31,9 +31,9 @@ from offsetstore.operations.resets import pinned
 from offsetstore.operations.samples import LOCK_SAMPLES, RENAME_SAMPLES
 from offsetstore.operations.stored_letters import count_letters
 from offsetstore.postgres.session import PostgresSession
+from offsetstore.protocol.arguments import check_new_name, check_text
 from offsetstore.protocol.database import EventName, GroupRow, HistoryEvent, NewOffset, Session
 from offsetstore.protocol.letters import OPEN, LetterState
-from offsetstore.protocol.texts import check_new_name, check_text
 from offsetstore.store.sessions import end_pause
 
 _TABLES: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures", "samples")

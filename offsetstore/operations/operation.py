@@ -18,10 +18,9 @@ from typing import ClassVar, Final, Generic, Literal, Self, TypeAlias, TypeVar, 
 
 from offsetstore.errors import ConfigurationError, GroupBusy, GroupRenamed, NextStep, PlanChanged, UnknownGroup
 from offsetstore.offsets import Token, TopicPartition
+from offsetstore.protocol.arguments import MOST_ACTOR, MOST_REASON, check_seconds, check_text
 from offsetstore.protocol.database import Database, EventName, GroupRow, HistoryEvent, Session, deleted, renamed
-from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.starting import similar_names
-from offsetstore.protocol.texts import MOST_ACTOR, MOST_REASON, check_text
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import deciding, fencing, read
 from offsetstore.text import did_you_mean

@@ -19,8 +19,8 @@ from offsetstore.operations.people import people
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.outbox import CHANNEL, SET_ASIDE
 from offsetstore.postgres.session import PostgresSession
+from offsetstore.protocol.arguments import as_offset, check_whole
 from offsetstore.protocol.database import EventName, Session
-from offsetstore.protocol.numbers import as_offset, check_whole
 from offsetstore.protocol.outbox import MOST_ROWS
 from offsetstore.text import command
 

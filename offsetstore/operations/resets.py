@@ -43,9 +43,9 @@ from offsetstore.operations.operation import (
 )
 from offsetstore.operations.stored_letters import count_replayed
 from offsetstore.postgres.session import PostgresSession
+from offsetstore.protocol.arguments import as_offset
 from offsetstore.protocol.database import Database, GroupRow, NewOffset, Session
 from offsetstore.protocol.log_evidence import LogLook
-from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.store.sessions import read, read_offsets
 from offsetstore.text import did_you_mean

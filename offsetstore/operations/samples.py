@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 from offsetstore.errors import ConfigurationError
 from offsetstore.postgres.errors import needing, translated
 from offsetstore.postgres.session import PostgresSession
-from offsetstore.protocol.numbers import check_whole
+from offsetstore.protocol.arguments import check_whole
 
 _V = TypeVar("_V")
 

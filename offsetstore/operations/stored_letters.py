@@ -31,6 +31,7 @@ from offsetstore.postgres.letters import (
 )
 from offsetstore.postgres.schema import INDEXED
 from offsetstore.postgres.session import PostgresSession
+from offsetstore.protocol.arguments import check_text, check_whole
 from offsetstore.protocol.letters import (
     CAUSES,
     PAYLOADS,
@@ -42,8 +43,6 @@ from offsetstore.protocol.letters import (
     LetterState,
     PayloadState,
 )
-from offsetstore.protocol.numbers import check_whole
-from offsetstore.protocol.texts import check_text
 
 
 @dataclass(frozen=True, slots=True)

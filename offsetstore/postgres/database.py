@@ -34,8 +34,8 @@ from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.store_facts import StoreIdentity, is_earlier, runs_on
 from offsetstore.runtime.background import Background
-from offsetstore.runtime.forks import expect_own, is_own, keep_from_children
 from offsetstore.runtime.functions import without_frames
+from offsetstore.runtime.process import expect_own, is_own, keep_from_children
 from offsetstore.text import command, schema_option
 
 _log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from offsetstore.errors import (
     TransactionConflict,
 )
 from offsetstore.postgres.schema import quoted
-from offsetstore.protocol.texts import misplaced
+from offsetstore.protocol.arguments import misplaced
 from offsetstore.runtime.functions import chain, without_frames
 
 DATABASE_ERRORS: Final = (psycopg.Error, SQLAlchemyError)

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from offsetstore.offsets import OffsetRange, TopicPartition, in_parts
 from offsetstore.postgres.errors import refusing_letters, translated
-from offsetstore.postgres.together import Statements
+from offsetstore.postgres.statements import Statements
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import (
     SEQUENCE_BYTES,

@@ -14,7 +14,7 @@ from offsetstore.errors import ConfigurationError, StoreUnavailable
 from offsetstore.offsets import in_parts
 from offsetstore.postgres.errors import is_given_up, translated
 from offsetstore.postgres.letters import CHUNK, headers_as_json, length, read_headers
-from offsetstore.postgres.together import Statements, as_array
+from offsetstore.postgres.statements import Statements, as_array
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.outbox import (
     MOST_COUNTED,

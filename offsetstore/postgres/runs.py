@@ -9,7 +9,7 @@ from typing import Final
 from psycopg.types.json import Jsonb
 
 from offsetstore.offsets import Token
-from offsetstore.postgres.together import Statements
+from offsetstore.postgres.statements import Statements
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.runs import KEPT, Ending, JobError, NewRun, RunStatus
 

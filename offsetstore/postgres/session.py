@@ -43,7 +43,7 @@ from offsetstore.postgres.letters import LetterStatements
 from offsetstore.postgres.outbox import OutboxStatements
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.schema import quoted
-from offsetstore.postgres.together import StatementResult, as_array, execute_together
+from offsetstore.postgres.statements import StatementResult, as_array, execute_together
 from offsetstore.protocol.database import (
     Advance,
     GroupRow,
@@ -57,8 +57,8 @@ from offsetstore.protocol.letters import writable
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.runtime import failpoints
-from offsetstore.runtime.forks import expect_own, is_own
 from offsetstore.runtime.functions import without_frames
+from offsetstore.runtime.process import expect_own, is_own
 from offsetstore.text import schema_option
 
 _log = logging.getLogger(__name__)

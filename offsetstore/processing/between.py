@@ -15,10 +15,10 @@ from uuid import UUID
 from offsetstore.errors import SinkError, StaleClaim
 from offsetstore.postgres.errors import raise_stripped, refusals, strip_chain, stripped
 from offsetstore.postgres.session import discard_at_end
-from offsetstore.processing.pause import is_paused
+from offsetstore.processing.plan import is_paused
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Turn, Unit, commit
+from offsetstore.protocol.arguments import check_seconds, check_whole
 from offsetstore.protocol.events import FlushEnded, IdleWorkChanged, IdleWorkFailed
-from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
 from offsetstore.runtime.background import Background

@@ -8,8 +8,8 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, RecordsRejected, RowsRefused
 from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.arguments import check_seconds, check_whole
 from offsetstore.protocol.letters import Cause, LetterError, NewLetter, rejected, trace_id
-from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outbox import TOPIC_NAMES, OutboxRecord, is_topic
 from offsetstore.runtime.functions import call
 

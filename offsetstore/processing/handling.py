@@ -39,9 +39,9 @@ from offsetstore.errors import (
     as_raised,
 )
 from offsetstore.lazy import find
+from offsetstore.protocol.arguments import check_seconds, check_whole
 from offsetstore.protocol.context import as_current, propagated
 from offsetstore.protocol.letters import Headers
-from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.protocol.retries import Retries
 from offsetstore.runtime.background import meanwhile

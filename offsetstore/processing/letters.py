@@ -48,8 +48,7 @@ from offsetstore.processing.dead_letters import (
 )
 from offsetstore.processing.delivery import CarefulPart, Delivery
 from offsetstore.processing.outputs import handler_failed
-from offsetstore.processing.pause import read_unless_paused
-from offsetstore.processing.plan import BatchMetadata, DeliveryPlan, commit_plan, create_rows
+from offsetstore.processing.plan import BatchMetadata, DeliveryPlan, commit_plan, create_rows, read_unless_paused
 from offsetstore.processing.unit import (
     Coordinates,
     Failures,

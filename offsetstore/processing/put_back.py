@@ -31,7 +31,7 @@ from offsetstore.processing.between import at_work
 from offsetstore.processing.blame import Halve, TooManyFailed, discover
 from offsetstore.processing.dead_letters import DeadLetters, cause_of, described, name_of
 from offsetstore.processing.delivery import CarefulPart, ComputeLetters, CountedRows
-from offsetstore.processing.pause import is_paused
+from offsetstore.processing.plan import is_paused
 from offsetstore.processing.unit import (
     Along,
     Decisions,

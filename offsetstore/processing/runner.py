@@ -22,8 +22,7 @@ from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.delivery import ComputeLetters, Delivery
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.letters import Recovery
-from offsetstore.processing.pause import when_not_paused
-from offsetstore.processing.plan import BatchMetadata, MetadataFunction
+from offsetstore.processing.plan import BatchMetadata, MetadataFunction, when_not_paused
 from offsetstore.processing.policies import Buffered, Marked, Policy, Whole
 from offsetstore.processing.put_back import ReplayRequests
 from offsetstore.processing.unit import PlanOutdated, Ranges, Stored, Written

@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from offsetstore.errors import AdvanceMismatch, ConfigurationError, MarkBackwards, MarkBeyondDelivered
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol.numbers import as_offset
+from offsetstore.protocol.arguments import as_offset
 
 Marking: TypeAlias = Literal["automatic", "manual"]
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, MetadataError, as_raised
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol.texts import misplaced
+from offsetstore.protocol.arguments import misplaced
 from offsetstore.runtime.functions import call
 
 MAX_BYTES: Final = 1 << 20

@@ -1,19 +1,72 @@
-"""The ports: Kafka, checkpoint files and writers, as the store sees them."""
+"""The ports: Kafka, checkpoint files and writers, as the store sees them; and what Kafka answers in an overview."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from sqlalchemy import Connection
 
 from offsetstore.errors import BrokerError
 from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicPartition, Watermarks
-from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
 from offsetstore.protocol.work import Work
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnds(Watermarks):
+    """A log's first offset, its high watermark, and its last stable offset.
+
+    The last stable offset is where the oldest open transaction begins, else the high watermark.
+    """
+
+    last_stable: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSnapshot:
+    """One topic.
+
+    ``topic_id`` is ``None`` if the broker is too old to have ids. ``partitions`` holds those whose ends Kafka returned,
+    of ``partition_count``. ``error`` is the first error: of the topic, or of one of its partitions.
+    """
+
+    topic_id: str | None = None
+    partition_count: int = 0
+    partitions: Mapping[int, LogEnds] = field(default_factory=dict[int, LogEnds])
+    error: BrokerError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """One group in Kafka.
+
+    ``committed`` leaves out partitions without an offset; it is ``None`` if it could not be read. ``has_members``:
+    whether a consumer has joined the group, ``None`` if that is unknown. ``error`` is the first error.
+    """
+
+    committed: Mapping[TopicPartition, CommittedOffset] | None = None
+    has_members: bool | None = None
+    error: BrokerError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSnapshot:
+    """The cluster, and each topic and group that was asked for."""
+
+    cluster_id: str | None
+    topics: Mapping[str, TopicSnapshot]
+    groups: Mapping[str, GroupSnapshot]
+
+
+class FoundRecord(NamedTuple):
+    """A record's offset and its timestamp, in milliseconds since 1970."""
+
+    offset: int
+    timestamp_ms: int
 
 
 class BrokerOffsets(Protocol):

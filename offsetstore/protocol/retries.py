@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
-from offsetstore.protocol.numbers import check_seconds, check_whole
+from offsetstore.protocol.arguments import check_seconds, check_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from offsetstore.runtime.forks import is_own
 from offsetstore.runtime.functions import call, without_frames
+from offsetstore.runtime.process import is_own
 
 _T = TypeVar("_T")
 _SELDOM: Final = 100_000  # new objects between two garbage collections

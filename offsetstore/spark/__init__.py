@@ -1,6 +1,6 @@
 """The sink, and what it asks of Spark; with `offsetstore.local.spark.launch`, the only importer of pyspark."""
 
-from offsetstore.spark.executors.finder import MetadataFinder, metadata_finder
+from offsetstore.spark.executors.connect import MetadataFinder, metadata_finder
 from offsetstore.spark.run_job import Job, job
 from offsetstore.spark.settings import tuned
 from offsetstore.spark.sink import TransactionalSink

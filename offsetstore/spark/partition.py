@@ -34,8 +34,8 @@ from offsetstore.processing.unit import (
     Written,
     commit,
 )
+from offsetstore.protocol.arguments import check_whole
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.numbers import check_whole
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import without_frames
 from offsetstore.spark.collecting import LARGE
@@ -51,8 +51,7 @@ from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.scan import place
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
-from offsetstore.writers.append import Append
-from offsetstore.writers.upsert import Upsert
+from offsetstore.writers.into_table import Append, Upsert
 
 TASK_THRESHOLD: Final = 10_000
 """In offsets: the driver writes a batch of up to this size, since starting tasks would take longer (decision 0030)."""

@@ -28,7 +28,7 @@ from offsetstore.errors import ExitCode, OffsetStoreError, exit_code
 from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, LettersWritten, PauseChanged, QueryStarted
 from offsetstore.runtime.functions import InterruptSignal, TermSignal
-from offsetstore.runtime.signals import StopRequests
+from offsetstore.runtime.process import StopRequests
 from offsetstore.spark.function_errors import is_of_java, told_by_us, typed
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.query import parse_offsets

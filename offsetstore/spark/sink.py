@@ -30,18 +30,16 @@ from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Taken
+from offsetstore.protocol.arguments import check_seconds
 from offsetstore.protocol.events import SinkMade
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.marking import Marking
-from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.ports import Writer
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import with_empty_frames
 from offsetstore.spark.careful import computed_letters
-from offsetstore.spark.checkpoints import prune
-from offsetstore.spark.continuity import check_start
-from offsetstore.spark.executors.connect import sending_password
-from offsetstore.spark.executors.finder import has_finder
+from offsetstore.spark.checkpoints import check_start, prune
+from offsetstore.spark.executors.connect import has_finder, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.function_errors import told_by_us, typed
 from offsetstore.spark.handlers import refuse_speculation

@@ -23,8 +23,8 @@ from offsetstore.processing.unit import BatchMark, PlanOutdated, Rows, Stopwatch
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.ports import declares
 from offsetstore.protocol.replay import Outcome
+from offsetstore.spark.checkpoints import judge
 from offsetstore.spark.collecting import OnDriver
-from offsetstore.spark.continuity import judge
 from offsetstore.spark.function_errors import is_of_function
 from offsetstore.spark.kafka_columns import with_coordinates
 from offsetstore.spark.micro_batch import MicroBatch

@@ -43,11 +43,10 @@ from offsetstore.runtime.functions import call, without_frames
 from offsetstore.store import adoption
 from offsetstore.store.adoption import QueryCheckpoint
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
-from offsetstore.store.identity import name_prefix, this_process
+from offsetstore.store.identity import fenced_by_claim, name_prefix, this_process
 from offsetstore.store.log_watch import write_evidence
 from offsetstore.store.run_record import new_run, recording_refusals
 from offsetstore.store.sessions import Connected, fencing, read, read_offsets, repeat, transaction
-from offsetstore.store.takeover import fenced_by_claim
 from offsetstore.store.term import begin
 from offsetstore.text import logger
 

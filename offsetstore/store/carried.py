@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from offsetstore.errors import AdvanceMismatch, ProtocolMisuse, SinkError
 from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.arguments import as_offset
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.letters import (
     ChosenLetter,
@@ -19,7 +20,6 @@ from offsetstore.protocol.letters import (
     rejected,
     writable,
 )
-from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.store.locking import Locks
 

@@ -17,31 +17,28 @@ from uuid import UUID
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
 from offsetstore.offsets import BrokerView, OffsetRange, StoredOffset, Suspect, Token, TopicPartition
+from offsetstore.protocol.arguments import check_new_name, check_seconds, check_text
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import ClaimEnded, ClaimTaken, DatabaseAsked
 from offsetstore.protocol.log_evidence import FindTruncated, log_truncated
 from offsetstore.protocol.marking import Marking, Position
 from offsetstore.protocol.metadata import Formats, check_formats, dump, format_of, load
-from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.runs import JobError
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import StartingOffsets
-from offsetstore.protocol.texts import check_new_name, check_text
-from offsetstore.runtime.forks import expect_own, is_own
 from offsetstore.runtime.functions import call
+from offsetstore.runtime.process import expect_own, is_own
 from offsetstore.store import mirror as mirrors
-from offsetstore.store.claim_rows import ClaimRows
 from offsetstore.store.heartbeat import Heartbeat
-from offsetstore.store.identity import name_prefix
+from offsetstore.store.identity import name_prefix, taken_by
 from offsetstore.store.log_watch import LogWatch, can_tell
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
 from offsetstore.store.notes import read_own
 from offsetstore.store.run_record import RunRecord
-from offsetstore.store.sessions import Connected, read, repeat
-from offsetstore.store.takeover import taken_by
+from offsetstore.store.sessions import ClaimRows, Connected, read, repeat
 from offsetstore.store.term import Term, Terms, delivered, unmarked
 from offsetstore.store.transaction import Transaction
 from offsetstore.text import logger

@@ -41,11 +41,10 @@ from offsetstore.store.acquire import (
     write_whole,
 )
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
-from offsetstore.store.identity import name_prefix, this_process
+from offsetstore.store.identity import name_prefix, taken_by, this_process
 from offsetstore.store.log_watch import LOOK_SECONDS
 from offsetstore.store.run_record import new_run, recording_refusals
 from offsetstore.store.sessions import Connected, deciding, fencing, patiently, read, transaction
-from offsetstore.store.takeover import taken_by
 from offsetstore.store.term import Terms, begin
 
 _SOON = 1.0  # seconds until a terminated connection has ended

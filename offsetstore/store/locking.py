@@ -25,9 +25,8 @@ from offsetstore.protocol.database import Database, HistoryEvent, LockedRow, Ses
 from offsetstore.protocol.marking import base
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.runtime import failpoints
-from offsetstore.runtime.forks import expect_own
-from offsetstore.store.identity import ClaimInfo
-from offsetstore.store.takeover import taken_by
+from offsetstore.runtime.process import expect_own
+from offsetstore.store.identity import ClaimInfo, taken_by
 from offsetstore.store.term import Term, Terms
 
 

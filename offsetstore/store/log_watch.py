@@ -21,8 +21,8 @@ from offsetstore.protocol.log_evidence import LogLook, known_ids, look
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.runtime.background import Background
 from offsetstore.runtime.functions import call, without_frames
-from offsetstore.store.claim_rows import ClaimRows
 from offsetstore.store.identity import ClaimInfo
+from offsetstore.store.sessions import ClaimRows
 
 # Also how long a low end is doubted: it may be a new leader's first answer (decision 0049).
 LOOK_SECONDS = 30.0

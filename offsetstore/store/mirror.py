@@ -27,8 +27,8 @@ from offsetstore.protocol.stamp import Stamp
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.background import Background
 from offsetstore.runtime.functions import call, without_frames
-from offsetstore.store.claim_rows import ClaimRows
 from offsetstore.store.identity import ClaimInfo
+from offsetstore.store.sessions import ClaimRows
 from offsetstore.text import logger
 
 INTERVAL: Final = 5.0

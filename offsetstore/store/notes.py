@@ -9,8 +9,8 @@ from offsetstore.offsets import OffsetRange, Token, TopicPartition
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.metadata import Text, dump, format_of, load
 from offsetstore.protocol.replay import Outcome
+from offsetstore.store.identity import taken_by
 from offsetstore.store.locking import Locks
-from offsetstore.store.takeover import taken_by
 from offsetstore.store.term import ForNextAdvance
 
 

@@ -1,9 +1,13 @@
-"""The ways to use a session of the database: a transaction, a transaction that fences a group's job, or a read."""
+"""The ways to use a session of the database: a transaction, a transaction that fences a group's job, or a read.
+
+`ClaimRows` is for the threads beside the job: they read and write a claim's rows without effect on its transactions.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol, TypeVar
 
@@ -14,7 +18,7 @@ from offsetstore.protocol.events import Retried
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.retries import Retries, Timeouts, may_pass
 from offsetstore.runtime.functions import without_frames
-from offsetstore.store.identity import name_prefix
+from offsetstore.store.identity import ClaimInfo, name_prefix
 
 _A = TypeVar("_A")
 _T = TypeVar("_T")
@@ -172,3 +176,49 @@ def end_pause(session: Session, group: str, owner: GroupRow | None, who: str) ->
         session.write_pause(group, None)
         reason = f"ended by itself: {owner.ended}"
         session.append_history(group, [HistoryEvent("resume", None, None, None, owner.token, who, reason)])
+
+
+# Short: a row that the job's own transaction holds is left to the next turn.
+_LOCK_SECONDS: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class ClaimRows:
+    """Reads and writes the rows of the claim's topics, on connections apart from the job's pool.
+
+    :param ignored: partitions with rows that the claim does not read: vanished ones, and what Spark's ``assign`` leaves
+        out.
+    """
+
+    def __init__(self, database: Database, claim: ClaimInfo, ignored: Collection[TopicPartition] = ()) -> None:
+        self._database = database
+        self._claim = claim
+        self._topics = frozenset(claim.topics)
+        self._ignored = frozenset(ignored)
+
+    def has(self, tp: TopicPartition) -> bool:
+        return tp.topic in self._topics and tp not in self._ignored
+
+    def read(self) -> dict[TopicPartition, StoredOffset]:
+        """The rows as they are now, whoever has them."""
+        rows = read(
+            self._database,
+            lambda session: session.read_partitions(self._claim.group),
+            name=self._claim.name,
+            lock_timeout=_LOCK_SECONDS,
+            dedicated=True,
+        )
+        return {tp: row for tp, row in rows.items() if self.has(tp)}
+
+    def write(self, write: Callable[[Session], object]) -> bool:
+        """Write in one transaction; return whether that succeeded: if not, the next turn retries it."""
+        try:
+            with transaction(
+                self._database, name=self._claim.name, lock_timeout=_LOCK_SECONDS, dedicated=True
+            ) as session:
+                write(session)
+        except Exception as error:  # noqa: BLE001 - the job's transactions report an unavailable database
+            _log.debug("beside the job, nothing could be written: %s", type(without_frames(error)).__name__)
+            return False
+        return True

@@ -31,17 +31,17 @@ from offsetstore.errors import (
     UnexpectedCommit,
 )
 from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.protocol.arguments import check_seconds
 from offsetstore.protocol.database import Advance, Savepoints, Session
 from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.letters import Payload
 from offsetstore.protocol.marking import Marking, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text, dump
-from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.outbox import OutboxRecord, outbox_record
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.runtime import failpoints
-from offsetstore.runtime.forks import is_own
 from offsetstore.runtime.functions import without_frames
+from offsetstore.runtime.process import is_own
 from offsetstore.store.carried import Letters, Outgoing
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.locking import Locks

@@ -27,7 +27,7 @@ from offsetstore.errors import CommitUnknown, ConnectionLost, OffsetStoreError, 
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.database import Database, LockedRow
 from offsetstore.runtime.functions import without_frames
-from offsetstore.store.takeover import replaced_since
+from offsetstore.store.identity import replaced_since
 
 _PAUSE = 0.2
 

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from offsetstore.errors import BrokerError, GroupHasMembers, MetadataRefused, OffsetStoreError, TopicMissing
 from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicLog, TopicPartition, Watermarks
-from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
+from offsetstore.protocol.ports import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 
 # Java's characters: Kafka's default, less the zero byte that confluent-kafka adds (decision 0010).
 _MAX_TEXT: Final = 4095

@@ -14,8 +14,8 @@ from offsetstore.errors import FunctionFailed, OffsetStoreError, RecordsRejected
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import is_of_server, is_swallowed, refusals, swallowed
 from offsetstore.postgres.session import discard_at_end
+from offsetstore.protocol.arguments import as_offset
 from offsetstore.protocol.letters import Payload, check_reject
-from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
 from offsetstore.runtime.functions import as_texts, call, chain, tells_of_outage

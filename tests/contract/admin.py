@@ -37,7 +37,7 @@ from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store.claim import Claim
-from offsetstore.store.takeover import replaced_since
+from offsetstore.store.identity import replaced_since
 from offsetstore.testing.broker import StaticBroker
 from tests.contract.parts import GROUP, NEW, P0, P1, P2, ContractParts, starts
 

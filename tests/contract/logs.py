@@ -24,7 +24,7 @@ from offsetstore.offset_store import resolve_starting_offsets
 from offsetstore.offsets import EpochPair, OffsetRange, StoredOffset, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries
-from offsetstore.store import acquire, claim_rows, log_watch
+from offsetstore.store import acquire, log_watch, sessions
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
 from tests.contract.parts import GROUP, P0, P1, WAIT, ContractParts, starts
@@ -389,7 +389,7 @@ class LogContract(ContractParts):
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(log_watch, "LOOK_SECONDS", 0.0)
-        monkeypatch.setattr(claim_rows, "_LOCK_SECONDS", 0.05)
+        monkeypatch.setattr(sessions, "_LOCK_SECONDS", 0.05)
         write = log_watch.write_evidence
         tries: list[object] = []
 

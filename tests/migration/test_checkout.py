@@ -7,8 +7,8 @@ import subprocess
 import psycopg
 import pytest
 
-from offsetstore.local.free_ports import free_port
 from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.servers import free_port
 from offsetstore.postgres.migrate import OURS
 from offsetstore.postgres.schema import HEAD
 from tests.migration.conftest import MARK, Checkout, shape, tables

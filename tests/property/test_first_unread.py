@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from offsetstore.offsets import TopicPartition
 from offsetstore.operations.first_unread import TOLERANCE, TOLERANCE_MS, FirstUnread, find_first_unread
-from offsetstore.protocol.snapshot import FoundRecord
+from offsetstore.protocol.ports import FoundRecord
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from offsetstore.cli.commands import COMMANDS, cli
-from offsetstore.cli.exits import describe
+from offsetstore.cli.output import describe
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "cli.md"
 _WIDTH: Final = 120

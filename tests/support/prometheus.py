@@ -17,8 +17,7 @@ from urllib.request import urlopen
 import yaml
 
 from offsetstore.local import cache_directory, locked
-from offsetstore.local.free_ports import LOOPBACK, free_port
-from offsetstore.local.servers import tail
+from offsetstore.local.servers import LOOPBACK, free_port, tail
 from tests.support.waiting import wait_until
 
 _PROGRAMS: Final = ("prometheus", "promtool")

@@ -1,19 +1,228 @@
-"""Translate the settings of Kafka's Java client to librdkafka's: connection and security only.
+"""Translates the settings of Kafka's Java client to librdkafka's: connection and security only.
 
-Sources: the Java client's consumer configuration, and librdkafka's CONFIGURATION.md. Errors name the key, never the
-value.
+The user name and password of the JAAS line, truststores that librdkafka can't read (JKS, PKCS12), and what to give a
+`Broker` if Java's client logs in by a mechanism that can't be translated. Sources: the Java client's consumer
+configuration, and librdkafka's CONFIGURATION.md. Errors name the key, never the value.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Final, NoReturn
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.kafka.settings.jaas import parse_jaas
-from offsetstore.kafka.settings.mechanisms import instead_of
-from offsetstore.kafka.settings.truststore import authorities, keystore_format
+
+_KEY: Final = "kafka.ssl.truststore.location"
+_PASSWORD: Final = "OFFSETSTORE_TRUSTSTORE_PASSWORD"  # noqa: S105 - the variable that keytool gets it in
+_SECONDS: Final = 30
+_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_JKS: Final = b"\xfe\xed\xfe\xed"
+_PKCS12: Final = b"\x30"  # ASN.1, a sequence
+
+
+def authorities(location: str, password: str | None) -> str:
+    """Read a truststore's authorities with Java's keytool, as PEM. As in Java, the format is detected.
+
+    :raises ConfigurationError: no such file, no keytool, a wrong password, no certificate. Never shows the password.
+    """
+    if not Path(location).is_file():
+        _refuse_truststore("there is no such file on this machine")
+    keytool = _keytool()
+    if keytool is None:
+        _refuse_truststore("librdkafka can't read Java's truststores, and there is no keytool to convert it")
+    # In English, since what it prints is parsed below.
+    command = [keytool, "-J-Duser.language=en", "-list", "-rfc", "-keystore", location]
+    environment = dict(os.environ)
+    if password is not None:
+        # By the environment: every user can see a command line.
+        command += ["-storepass:env", _PASSWORD]
+        environment[_PASSWORD] = password
+    try:
+        done = subprocess.run(  # noqa: S603 - Java's own program
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        _refuse_truststore("keytool could not be run")
+    if done.returncode:
+        said = re.search(r"^keytool error: (.*)", done.stdout, re.MULTILINE)
+        _refuse_truststore(f"keytool can't read it{f' ({said[1]})' if said and not _holds(said[1], password) else ''}")
+    entries = re.split(r"^Alias name: ", done.stdout, flags=re.MULTILINE)[1:]
+    # An entry with a key has a chain: Java trusts the key's own certificate, which comes first, and so do we.
+    certificates = [match[0] for entry in entries if (match := _CERTIFICATE.search(entry))]
+    if not certificates:
+        _refuse_truststore("it shows no certificate; a PKCS12 store shows none without its password")
+    return "\n".join(certificates) + "\n"
+
+
+def keystore_format(location: str) -> str | None:
+    """Detect the file's own format: ``JKS``, ``PKCS12`` or neither. Java reads both, whichever the type says."""
+    try:
+        with Path(location).open("rb") as file:
+            start = file.read(len(_JKS))
+    except OSError:
+        return None
+    if start == _JKS:
+        return "JKS"
+    return "PKCS12" if start.startswith(_PKCS12) else None
+
+
+def _keytool() -> Path | None:
+    """Find keytool beside the Java that Spark uses: JAVA_HOME's, then PATH's."""
+    home, java = os.environ.get("JAVA_HOME"), shutil.which("java")
+    directories = [Path(home) / "bin"] if home else []
+    if java:
+        directories += [Path(java).parent, Path(java).resolve().parent]
+    names = (str(directory / "keytool") for directory in directories)
+    return next((Path(program) for name in names if (program := shutil.which(name))), None)
+
+
+def _holds(text: str, password: str | None) -> bool:
+    return bool(password) and password in text
+
+
+def _refuse_truststore(what: str) -> NoReturn:
+    raise ConfigurationError(
+        f"{_KEY}: {what}",
+        expected="a truststore that can be read where the job starts, and ssl.truststore.password",
+        next_step=(
+            "Correct it, or export the authorities with `keytool -exportcert -rfc -alias … -keystore … -file ca.pem`, "
+            "and give Spark and the Broker kafka.ssl.truststore.type=PEM and that file."
+        ),
+    )
+
+
+KEY: Final = "kafka.sasl.jaas.config"
+
+# Java reads the line with a StreamTokenizer: words, "=", ";", and strings in either quote with backslash escapes.
+_TOKEN: Final = re.compile(
+    r"""\s*(?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>(?:\\.|[^'\\])*)'|(?P<word>[^\s=;"']+)|(?P<mark>[=;]))"""
+)
+_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_FLAGS: Final = frozenset({"required", "requisite", "sufficient", "optional"})
+_PASSWORD_MODULES: Final = {"PlainLoginModule": ("PLAIN",), "ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512")}
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A user name and a password, and the SASL mechanisms that the login module stands for."""
+
+    username: str
+    password: str = field(repr=False)
+    mechanisms: tuple[str, ...]
+
+
+def parse_jaas(line: str) -> Login:
+    """Read ``…PlainLoginModule required username="…" password="…";``, or the same of ``ScramLoginModule``.
+
+    :raises ConfigurationError: another login module, several of them, no user name or no password, a delegation token
+        (librdkafka supports none). The message never holds a value.
+    """
+    tokens = _tokens(line)
+    if not _is_one_module(tokens):
+        _refuse_jaas("it must name exactly one login module")
+    # Without its package: some platforms ship Kafka's classes under another one.
+    module = tokens[0].rpartition(".")[2]
+    if module not in _PASSWORD_MODULES:
+        _refuse_jaas(f"unknown login module {module}")
+    options = _options(tokens[2:-1])
+    if options.get("tokenauth", "").lower() == "true":
+        _refuse_jaas("librdkafka does not support delegation tokens (tokenauth)")
+    if not options.get("username") or not options.get("password"):
+        _refuse_jaas(f"{module} needs a username and a password")
+    return Login(options["username"], options["password"], _PASSWORD_MODULES[module])
+
+
+def _is_one_module(tokens: list[str]) -> bool:
+    match tokens:
+        case [_, flag, *options, ";"]:
+            return flag.lower() in _FLAGS and ";" not in options
+        case _:
+            return False
+
+
+def _tokens(line: str) -> list[str]:
+    tokens: list[str] = []
+    position, line = 0, line.rstrip()
+    while position < len(line):
+        match = _TOKEN.match(line, position)
+        if match is None:
+            _refuse_jaas("a quote is not closed")
+        quoted = match["double"] if match["double"] is not None else match["single"]
+        tokens.append(match["word"] or match["mark"] if quoted is None else _ESCAPE.sub(r"\1", quoted))
+        position = match.end()
+    return tokens
+
+
+def _options(tokens: list[str]) -> dict[str, str]:
+    if len(tokens) % 3 or any(mark != "=" for mark in tokens[1::3]):
+        _refuse_jaas("options must be name=value")
+    return dict(zip(tokens[0::3], tokens[2::3], strict=True))
+
+
+def _refuse_jaas(what: str) -> NoReturn:
+    raise ConfigurationError(
+        f"{KEY}: {what}",
+        expected='…PlainLoginModule or …ScramLoginModule, required username="…" password="…";',
+        next_step="Correct it, or pass librdkafka's own settings: Broker({'sasl.mechanism': …, …}, topics=[…]).",
+    )
+
+
+_OWN: Final = "Spark keeps its options; give the Broker librdkafka's own settings: "
+_WITHOUT: Final = (
+    " Or claim without a broker: store.claim(group, topics=[...]), and the query keeps its own checkpoint."
+)
+_BEARER: Final = "'security.protocol': 'SASL_SSL', 'sasl.mechanism': 'OAUTHBEARER'"
+_MSK: Final = (
+    f"{_OWN}Broker({{'bootstrap.servers': ..., {_BEARER}, 'oauth_cb': token}}, topics=[...]), where token(_) returns "
+    "the token of MSKAuthTokenProvider.generate_auth_token(region), of the package aws-msk-iam-sasl-signer-python, and "
+    f"when it expires, in seconds since 1970.{_WITHOUT}"
+)
+_OAUTHBEARER: Final = (
+    f"{_OWN}Broker({{'bootstrap.servers': ..., {_BEARER}, 'sasl.oauthbearer.method': 'oidc', "
+    "'sasl.oauthbearer.client.id': ..., 'sasl.oauthbearer.client.secret': ..., "
+    "'sasl.oauthbearer.token.endpoint.url': ...}, topics=[...]); or 'oauth_cb': a function of one argument that "
+    f"returns a token, and when it expires, in seconds since 1970.{_WITHOUT}"
+)
+_GSSAPI: Final = (
+    "confluent-kafka's wheels have no Kerberos: build it with libsasl2 (pip install --no-binary confluent-kafka "
+    "confluent-kafka), and give the Broker sasl.mechanism=GSSAPI, sasl.kerberos.service.name, sasl.kerberos.principal "
+    f"and sasl.kerberos.keytab.{_WITHOUT}"
+)
+_INSTEAD: Final = {"AWS_MSK_IAM": _MSK, "OAUTHBEARER": _OAUTHBEARER, "GSSAPI": _GSSAPI}
+
+
+def instead_of(mechanism: object) -> str | None:
+    """What to do about a mechanism that only Java's client has, or has in another form; ``None`` for any other."""
+    return _INSTEAD.get(str(mechanism).strip().upper())
+
+
+def check_token_source(settings: Mapping[str, Any]) -> None:
+    """Check that OAUTHBEARER has a source of tokens: without one, librdkafka would wait until the time is up.
+
+    :raises ConfigurationError: it has none.
+    """
+    mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms"))
+    ways = ("oauth_cb", "sasl.oauthbearer.method", "sasl.oauthbearer.config")
+    if str(mechanism).strip().upper() == "OAUTHBEARER" and not any(settings.get(way) for way in ways):
+        raise ConfigurationError(
+            "sasl.mechanism is OAUTHBEARER, and nothing says where tokens come from",
+            expected="oauth_cb, or sasl.oauthbearer.method=oidc",
+            next_step=_OAUTHBEARER,
+        )
+
 
 PREFIX: Final = "kafka."
 _OWN_SETTINGS: Final = "Pass librdkafka's own settings instead: Broker({'bootstrap.servers': …, …}, topics=[…])."

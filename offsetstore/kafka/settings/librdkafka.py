@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.kafka.settings.mechanisms import check_token_source
+from offsetstore.kafka.settings.java import check_token_source
 
 _OTHER_CLIENTS: Final = frozenset({"subscribe", "assign", "subscribePattern", "sasl.jaas.config"})
 _OF_PATTERNS: Final = frozenset("^$*+?()[]{}|\\")  # no topic's name can have these

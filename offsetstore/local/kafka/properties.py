@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offsetstore.errors import BrokerUnavailable, MissingDependency
-from offsetstore.local.free_ports import LOOPBACK, free_port
+from offsetstore.local.servers import LOOPBACK, free_port
 from offsetstore.local.spark.java import find_java
 
 STARTED = "Kafka Server started"

@@ -14,7 +14,6 @@ from pathlib import Path
 from uuid import uuid4
 
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, OffsetStoreError
-from offsetstore.local.free_ports import LOOPBACK, answers
 from offsetstore.local.kafka.properties import (
     LOG4J,
     STARTED,
@@ -26,7 +25,7 @@ from offsetstore.local.kafka.properties import (
     secured_properties,
     server_properties,
 )
-from offsetstore.local.servers import EmbeddedServer, known, tail
+from offsetstore.local.servers import LOOPBACK, EmbeddedServer, answers, known, tail
 from offsetstore.local.spark.artifacts import KAFKA_BROKER
 from offsetstore.local.spark.class_archive import ARCHIVE_SECONDS, archive_of, reading
 from offsetstore.local.spark.jars import Notice, jars

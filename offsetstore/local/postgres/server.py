@@ -14,14 +14,13 @@ from urllib.parse import quote
 import psycopg
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, StoreUnavailable
-from offsetstore.local.free_ports import LOOPBACK, free_port
 from offsetstore.local.postgres.binaries import (
     PostgresBinaries,
     find_binaries,
     temporary_directory,
     unprivileged_account,
 )
-from offsetstore.local.servers import EmbeddedServer, is_process_of, known, memory, tail
+from offsetstore.local.servers import LOOPBACK, EmbeddedServer, free_port, is_process_of, known, memory, tail
 from offsetstore.postgres.errors import DATABASE_ERRORS, IN_USE
 
 StopMode: TypeAlias = Literal["fast", "immediate"]

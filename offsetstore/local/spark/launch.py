@@ -1,7 +1,7 @@
 """Spark on this machine, with what it needs to read Kafka: for the demo, and for tests.
 
 ``python -m offsetstore.local.spark.launch CONF``, with a session's configuration as JSON, starts Spark, lets it do a
-little of what a job does, and ends: `offsetstore.local.spark.class_archive` keeps the classes that it has loaded.
+little of what a job does, and ends: `offsetstore.local.spark.java` keeps the classes that it has loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore.errors import MissingDependency
 from offsetstore.local import cache_directory
-from offsetstore.local.free_ports import LOOPBACK
+from offsetstore.local.servers import LOOPBACK
 from offsetstore.local.spark.artifacts import POSTGRES_JDBC, SPARK_VERSION, earlier_connectors, spark_kafka_connector
 from offsetstore.local.spark.class_archive import class_archive, in_one, reading
 from offsetstore.local.spark.jars import Notice, jars

@@ -8,7 +8,7 @@ from typing import Any, Final
 IMPORTED: Final = (
     "pyspark.worker",
     "pyspark.sql.pandas.serializers",
-    "offsetstore.spark.executors.finder",
+    "offsetstore.spark.executors.connect",
     "offsetstore.spark.executors.preflight",
     "offsetstore.spark.executors.task",
 )

@@ -17,7 +17,7 @@ from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import Dashboard, dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
 from offsetstore.monitoring.dashboard.security import SESSION, Guard, note_sign_in, note_wrong_token, own_address
-from offsetstore.monitoring.dashboard.views import actions, group, groups, history, letters, runs, store
+from offsetstore.monitoring.dashboard.views import actions, group, groups, letters, runs
 from offsetstore.postgres.errors import of_database
 
 _PAUSE = 1.0  # seconds after a wrong token
@@ -31,8 +31,6 @@ def make_application(dashboard: Dashboard) -> ASGIApp:
             *group.ROUTES,
             *runs.ROUTES,
             *letters.ROUTES,
-            *history.ROUTES,
-            *store.ROUTES,
             *(actions.ROUTES if dashboard.actions is not None else ()),
             Route("/login", _ask, methods=["GET"]),
             Route("/login", _login, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""The store in another process, Spark's Python workers, and how they get its password.
+"""The store in another process, Spark's Python workers: how they get its password, and metadata for code in tasks.
 
 The password is sent separately from the pickled function, as a local property of the job. Spark writes these to its
 event log, so the password is encrypted; the key is in the environment that PySpark sends with a function and does not
@@ -12,8 +12,9 @@ import json
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
+from weakref import WeakSet
 
 from cryptography.fernet import Fernet
 from pyspark import SparkContext, TaskContext
@@ -21,11 +22,15 @@ from pyspark.sql import SparkSession
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offset_store import OffsetStore
+from offsetstore.offsets import Token, TopicPartition
 from offsetstore.postgres.address import DatabaseAddress, Secrets, secrets_of
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import VARIABLE, connection_parameters
+from offsetstore.protocol.metadata import Formats, format_of
 from offsetstore.protocol.retries import Retries, Timeouts
-from offsetstore.store.sessions import Connected
+from offsetstore.store.claim import Claim
+from offsetstore.store.notes import read_own
+from offsetstore.store.sessions import Connected, read
 
 PASSWORD_VARIABLE: Final = "OFFSETSTORE_PASSWORD"  # noqa: S105 - its name
 """In an executor's environment: the password, used if the driver sends none."""
@@ -147,3 +152,69 @@ def _key() -> str:
         found=f"no {_KEY}",
         expected="a function that is also created inside sending_password(...)",
     )
+
+
+_claims: Final[WeakSet[Claim]] = WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFinder:
+    """Reads the metadata of a claim's partitions; made by `metadata_finder`, and can be pickled."""
+
+    store: ExecutorStore
+    group: str
+    token: Token
+    formats: Formats
+
+    def __call__(self, topic: str, partition: int) -> object:
+        """The partition's metadata, ``None`` if there is none; one query for each partition in each of Spark's tasks.
+
+        :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
+        :raises MetadataError: the deserializer fails.
+        :raises StoreUnavailable: no connection.
+        """
+        task: Any = TaskContext.get()
+        key = (self.group, self.token, topic, partition)
+        if task is None:
+            return self._read(topic, partition)
+        if _reads.task != task.taskAttemptId():
+            _reads.task, _reads.values = task.taskAttemptId(), {}
+        if key not in _reads.values:
+            _reads.values[key] = self._read(topic, partition)
+        return _reads.values[key]
+
+    def _read(self, topic: str, partition: int) -> object:
+        database = self.store.connect().database
+        texts = read(database, lambda session: read_own(session, self.group, self.token, topic, partition))
+        return format_of(self.formats, topic).load(texts.get(TopicPartition(topic, partition)))
+
+
+@dataclass
+class _TaskReads:
+    """What the current task has read: a function may be called for each of a million rows."""
+
+    task: int | None = None
+    values: dict[object, object] = field(default_factory=dict[object, object])
+
+
+_reads: Final = _TaskReads()
+
+
+def metadata_finder(claim: Claim) -> MetadataFinder:
+    """Make a function of topic and partition for a transform's own functions, which executors run.
+
+    Make it after the Spark session and before the query starts: the sink then sends the database's password to the
+    query's tasks.
+
+    :raises ConfigurationError: executors can't connect to the claim's store.
+    """
+    context: Any = SparkContext._active_spark_context  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    if context is not None:
+        create_key(context)  # only functions that are created after this have it
+    _claims.add(claim)
+    return MetadataFinder(ExecutorStore.of(claim), claim.group, claim.token, claim.formats)
+
+
+def has_finder(claim: Claim) -> bool:
+    """Whether tasks of the claim may read metadata."""
+    return claim in _claims

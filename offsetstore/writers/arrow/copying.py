@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from offsetstore.errors import ConfigurationError, MissingPrivilege, RowsRefused, UnsafeTarget
 from offsetstore.postgres.errors import NO_TABLE, WRONG_OBJECT, before_rows
-from offsetstore.postgres.together import execute_together
+from offsetstore.postgres.statements import execute_together
 from offsetstore.runtime import failpoints
 from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS, Encoding
 from offsetstore.writers.table.catalogue import TableName, Target, locate, missing, read_target, target_query

@@ -9,8 +9,8 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.cli import migrate
-from offsetstore.local.free_ports import free_port
 from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.servers import free_port
 from offsetstore.postgres.migrate import config, upgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine

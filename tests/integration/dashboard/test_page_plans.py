@@ -13,7 +13,7 @@ from sqlalchemy import event
 from offsetstore import OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.context import SPANS, Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
-from offsetstore.monitoring.dashboard.views import history
+from offsetstore.monitoring.dashboard.views import runs
 from offsetstore.operations.letters import MOST
 from offsetstore.operations.samples import RINGS
 from offsetstore.operations.stored_letters import LOCK_FITTING
@@ -97,7 +97,7 @@ def most_of(page: tuple[Any, ...], table: str) -> int:
     if page[0] == "/letter" or ("rare" in str(page[1]) and "/plan" in page[0]):
         return 1
     if page[0] == "/history":
-        return 10 * (history.ON_A_PAGE + 1)  # one line in ten is of the event
+        return 10 * (runs.ON_A_PAGE + 1)  # one line in ten is of the event
     return {"dead_letters": 2 * MOST, "samples": 2_000, "job_runs": 10, "job_errors": 200}.get(table, 21_010)
 
 

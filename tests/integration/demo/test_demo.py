@@ -26,9 +26,8 @@ from offsetstore.demo.job_settings import TOPIC, URL, JobSettings
 from offsetstore.demo.kills import POISON_POINTS, Kill
 from offsetstore.demo.tables import OURS, THEIRS, Findings, connected, verify
 from offsetstore.kafka.admin import delete_topic
-from offsetstore.local.free_ports import answers
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.servers import is_process_of
+from offsetstore.local.servers import answers, is_process_of
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and their children with them.

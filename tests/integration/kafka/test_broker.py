@@ -14,7 +14,7 @@ from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import NewRecord, delete_records, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
-from offsetstore.protocol.snapshot import LogEnds
+from offsetstore.protocol.ports import LogEnds
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.waiting import wait_until
 

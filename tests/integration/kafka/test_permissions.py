@@ -14,7 +14,7 @@ from offsetstore.kafka.acls import Acl, AclOperation, Resource, relay_acls
 from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.protocol.events import OutboxBlocked
 from offsetstore.protocol.observers import Observers
-from offsetstore.protocol.snapshot import FoundRecord, LogEnds
+from offsetstore.protocol.ports import FoundRecord, LogEnds
 from tests.integration.conftest import Query
 from tests.integration.kafka.conftest import hurry
 from tests.support.authorized import JOB, Authorized

@@ -16,8 +16,7 @@ from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import NewRecord, create_topic, delete_records, delete_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition
-from offsetstore.protocol.ports import BrokerOverview
-from offsetstore.protocol.snapshot import FoundRecord, LogEnds
+from offsetstore.protocol.ports import BrokerOverview, FoundRecord, LogEnds
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.waiting import wait_until
 

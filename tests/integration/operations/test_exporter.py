@@ -22,7 +22,7 @@ from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationEr
 from offsetstore.monitoring import exporter as exporter_module
 from offsetstore.monitoring.exporter import Exporter, Exposition, Gauge
 from offsetstore.monitoring.web import Server, serving_text
-from offsetstore.protocol.snapshot import KafkaSnapshot, LogEnds, TopicSnapshot
+from offsetstore.protocol.ports import KafkaSnapshot, LogEnds, TopicSnapshot
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
 from offsetstore.store.sessions import transaction

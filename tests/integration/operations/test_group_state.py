@@ -9,7 +9,7 @@ import pytest
 from offsetstore import GroupState, OffsetStore, TopicPartition
 from offsetstore.operations.people import OUTBOX_STATES
 from offsetstore.protocol.outbox import OutboxState
-from offsetstore.protocol.snapshot import KafkaSnapshot
+from offsetstore.protocol.ports import KafkaSnapshot
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP

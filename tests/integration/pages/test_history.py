@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from offsetstore.monitoring.dashboard.views.history import ON_A_PAGE
+from offsetstore.monitoring.dashboard.views.runs import ON_A_PAGE
 from tests.integration.pages.conftest import GROUP, P0, P1, Site, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")

@@ -15,7 +15,7 @@ from offsetstore.errors import ConnectionLost, GroupBusy, LockTimeout, Partition
 from offsetstore.operations.operation import By, carry_out
 from offsetstore.operations.pauses import PauseGroup
 from offsetstore.operations.people import ask
-from offsetstore.processing.pause import is_paused
+from offsetstore.processing.plan import is_paused
 from offsetstore.store import fleet, heartbeat
 from offsetstore.store.fleet import Member
 from offsetstore.store.identity import name_prefix

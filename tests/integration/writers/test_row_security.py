@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from offsetstore.errors import RowsRefused
-from offsetstore.writers import Append, append
+from offsetstore.writers import Append, into_table
 from tests.integration.writers.writing import Database, batch
 from tests.support.work import work_on
 
@@ -73,6 +73,6 @@ def test_a_row_that_a_policy_refuses_is_told_without_its_values(database: Databa
 def test_a_role_to_which_it_does_not_apply_copies_as_ever(
     database: Database, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(append, "create_temporary")
+    monkeypatch.delattr(into_table, "create_temporary")
     assert role
     assert database.write(Append("t"), ROWS) == 2

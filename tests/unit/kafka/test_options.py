@@ -9,8 +9,7 @@ import pytest
 
 from offsetstore import Broker
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
-from offsetstore.kafka.settings.jaas import parse_jaas
-from offsetstore.kafka.settings.mechanisms import instead_of
+from offsetstore.kafka.settings.java import instead_of, parse_jaas
 from offsetstore.kafka.settings.spark import read_options
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"

@@ -17,7 +17,7 @@ from offsetstore.kafka.client import AdminRequest, Client, Deadline
 from offsetstore.kafka.overview import GroupConnections, find_first_records, take_snapshot
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol.snapshot import FoundRecord, LogEnds
+from offsetstore.protocol.ports import FoundRecord, LogEnds
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from offsetstore.local import cache_directory
-from offsetstore.local.free_ports import LOOPBACK, answers, free_port, is_free
+from offsetstore.local.servers import LOOPBACK, answers, free_port, is_free
 from offsetstore.local.spark.artifacts import KAFKA_BROKER, POSTGRES_JDBC, earlier_connectors, spark_kafka_connector
 
 

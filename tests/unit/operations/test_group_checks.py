@@ -19,8 +19,8 @@ from offsetstore.operations.people import LastRun, Requested
 from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.outbox import OutboxState, RelayState, RelayStatus, relay_state
+from offsetstore.protocol.ports import GroupSnapshot, LogEnds
 from offsetstore.protocol.runs import Ending, Run, RunState, RunStatus, telling_run
-from offsetstore.protocol.snapshot import GroupSnapshot, LogEnds
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

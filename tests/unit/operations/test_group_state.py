@@ -26,7 +26,7 @@ from offsetstore.operations.group_state import beyond_end, lag_of, measure
 from offsetstore.operations.group_status import LagLimit, judge_group, judge_lag
 from offsetstore.operations.people import StoreOverview
 from offsetstore.protocol.database import GroupRow
-from offsetstore.protocol.snapshot import LogEnds
+from offsetstore.protocol.ports import LogEnds
 from offsetstore.testing import StaticBroker
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))

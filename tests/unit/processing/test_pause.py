@@ -11,8 +11,7 @@ import pytest
 
 from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import LockTimeout, StoreUnavailable
-from offsetstore.processing.pause import when_not_paused
-from offsetstore.processing.plan import DeliveryPlan
+from offsetstore.processing.plan import DeliveryPlan, when_not_paused
 from offsetstore.protocol.events import PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.memory import MemoryDatabase
@@ -116,7 +115,7 @@ def test_a_pause_whose_end_cant_be_recorded_holds_up_no_batch(
     store.pause(GROUP, until=now() + HOUR, reason="a deploy")
     now.pass_hour()
     locked = Mock(side_effect=LockTimeout("the group's row is locked"))
-    monkeypatch.setattr("offsetstore.processing.pause.end_pause", locked)
+    monkeypatch.setattr("offsetstore.processing.plan.end_pause", locked)
     process(claim)
     assert [row.next_offset for row in store.offsets(GROUP).values()] == [10]
     assert "could not record that the pause of group 'billing' has ended: the group's row is locked." in caplog.text

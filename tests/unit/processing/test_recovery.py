@@ -48,8 +48,7 @@ from offsetstore.processing import letters as module
 from offsetstore.processing.blame import Halve, TimeIsUp, TooManyFailed, find_failing
 from offsetstore.processing.dead_letters import Choice, as_record
 from offsetstore.processing.letters import CAREFUL, Recovery
-from offsetstore.processing.pause import GroupPaused
-from offsetstore.processing.plan import BatchMetadata
+from offsetstore.processing.plan import BatchMetadata, GroupPaused
 from offsetstore.processing.runner import with_replanning
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol.events import LettersWritten

@@ -9,7 +9,7 @@ import pytest
 from py4j.clientserver import JavaClient, JavaParameters, PythonParameters  # pyright: ignore[reportMissingTypeStubs]
 from py4j.java_gateway import GatewayProperty  # pyright: ignore[reportMissingTypeStubs]
 
-from offsetstore.local.free_ports import free_port
+from offsetstore.local.servers import free_port
 
 
 @pytest.fixture

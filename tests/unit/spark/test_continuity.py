@@ -9,7 +9,7 @@ import pytest
 from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap, StartError
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.replay import Outcome
-from offsetstore.spark.continuity import judge
+from offsetstore.spark.checkpoints import judge
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 MOVED = "If the stored offset was moved.*there is none: move the checkpoint away"

@@ -19,7 +19,7 @@ from pyspark.logger import PySparkLogger
 
 from offsetstore import DeadLetters, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
-from offsetstore.local.free_ports import free_port
+from offsetstore.local.servers import free_port
 from offsetstore.processing.blame import unreadable
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata

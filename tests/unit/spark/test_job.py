@@ -25,7 +25,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 import offsetstore.spark
 from offsetstore import OffsetRange, Pause, TopicPartition, errors
 from offsetstore.protocol.events import BatchEnded, LettersWritten, PauseChanged, QueryStarted
-from offsetstore.runtime.signals import StopRequests
+from offsetstore.runtime.process import StopRequests
 from offsetstore.spark import run_job as module
 from offsetstore.spark.plans import query as queries
 from offsetstore.spark.plans.admission import check_connector

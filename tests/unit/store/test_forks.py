@@ -11,7 +11,7 @@ from weakref import WeakSet
 import pytest
 
 from offsetstore import OffsetRange, TopicPartition, Transaction
-from offsetstore.runtime import forks
+from offsetstore.runtime import process
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.forking import BEFORE_A_FORK, in_new_process, run_forked
 
@@ -57,16 +57,16 @@ def test_a_child_can_not_go_on_with_its_parent_s_transaction() -> None:
 @pytest.mark.behaviour("TX-2")
 def test_a_child_that_may_open_no_more_files_still_loses_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs in the child is called here: it must make nothing."""
-    monkeypatch.setattr(forks, "_kept", WeakSet[forks.HasSocket]())
+    monkeypatch.setattr(process, "_kept", WeakSet[process.HasSocket]())
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        forks.keep_from_children(ours)
+        process.keep_from_children(ours)
 
         def refused() -> None:
             raise OSError(errno.EMFILE, "too many open files")
 
         monkeypatch.setattr(socket, "socketpair", refused)
-        forks._take_sockets()
+        process._take_sockets()
         with pytest.raises(BrokenPipeError):
             ours.send(b"X")
         assert theirs.recv(1) == b""

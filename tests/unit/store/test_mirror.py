@@ -19,8 +19,8 @@ from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason, Start
-from offsetstore.store import claim_rows
 from offsetstore.store import mirror as mirrors
+from offsetstore.store import sessions
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
 from offsetstore.store.mirror import Mirror
@@ -838,7 +838,7 @@ def test_a_broker_that_does_not_tell_of_members_stops_only_who_wants_to_know(
 def test_it_is_recorded_when_the_rows_are_free_again_and_nothing_is_copied_meanwhile(
     store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_rows, "_LOCK_SECONDS", 0.02)
+    monkeypatch.setattr(sessions, "_LOCK_SECONDS", 0.02)
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: copied(broker))
     with store.transaction(claim) as tx:
@@ -902,7 +902,7 @@ def test_a_new_name_does_not_decide_about_another_application(renamable: OffsetS
 def test_a_pin_whose_row_is_locked_comes_off_later(
     store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_rows, "_LOCK_SECONDS", 0.02)
+    monkeypatch.setattr(sessions, "_LOCK_SECONDS", 0.02)
     store.claim(GROUP, broker, mirror_every=None).close()
     store.reset(GROUP, {P1: 10}, reason="again")
     broker.commit_error = BrokerUnavailable("no answer")

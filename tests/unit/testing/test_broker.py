@@ -8,8 +8,7 @@ import pytest
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, MetadataRefused, TopicMissing
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, TopicPartition, Watermarks
-from offsetstore.protocol.ports import BrokerOverview
-from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, LogEnds
+from offsetstore.protocol.ports import BrokerOverview, FoundRecord, GroupSnapshot, LogEnds
 from offsetstore.testing import StaticBroker
 
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)

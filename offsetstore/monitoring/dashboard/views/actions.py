@@ -42,7 +42,7 @@ from offsetstore.operations.letters import LettersDecided, ReplayLetters
 from offsetstore.operations.operation import By, Plan, carry_out, plan_of
 from offsetstore.operations.wording import in_words
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
-from offsetstore.protocol.texts import MOST_REASON
+from offsetstore.protocol.arguments import MOST_REASON
 from offsetstore.store.identity import this_process
 from offsetstore.text import visible
 

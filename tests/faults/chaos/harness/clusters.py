@@ -11,8 +11,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final, Literal
 
-from offsetstore.local.free_ports import LOOPBACK, answers, free_port
-from offsetstore.local.servers import Watchdog, end_process
+from offsetstore.local.servers import LOOPBACK, Watchdog, answers, end_process, free_port
 from offsetstore.local.spark.java import QUICK, find_java
 from offsetstore.local.spark.launch import spark_environment
 from tests.faults.chaos.harness.job import SPARK_VARIABLE

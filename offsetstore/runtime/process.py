@@ -1,15 +1,18 @@
-"""What a forked child inherits and must leave alone: connections, clients and threads belong to its parent.
+"""What a process inherits from its parent and must leave alone, and how often it was asked to end.
 
-A child that sends anything on an inherited connection, even the goodbye that closes it, ends or extends what the parent
-is doing there. So an object refuses to be used in another process than its own (`expect_own`). The sockets are also
-taken from a child (`keep_from_children`), since code that is not ours may use them there: a pool's finalizer, an exit
-handler, the application's own SQL (decision 0053).
+Connections, clients and threads belong to the process that made them. A child that sends anything on an inherited
+connection, even the goodbye that closes it, ends or extends what the parent is doing there. So an object refuses to be
+used in another process than its own (`expect_own`). The sockets are also taken from a child (`keep_from_children`),
+since code that is not ours may use them there: a pool's finalizer, an exit handler, the application's own SQL (decision
+0053).
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -70,3 +73,30 @@ def _take_sockets() -> None:
 # Where processes can fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_take_sockets)
+
+
+APART: Final = 1.0
+"""Seconds. `timeout` signals its program and then the program's group; others signal a group and each process in it."""
+
+
+class StopRequests:
+    """Counts the requests to end. A request within a second of one that counted is the same request.
+
+    A signal handler may use it: it holds no lock.
+
+    :param clock: in seconds; it must hold no lock either.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        self._clock = clock
+        self._counted_at = 0.0
+
+    def add(self) -> bool:
+        """Return whether this is another request."""
+        now = self._clock()
+        if self.count and now - self._counted_at < APART:
+            return False
+        self._counted_at = now
+        self.count += 1
+        return True
