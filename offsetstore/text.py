@@ -26,6 +26,8 @@ TRACE: Final = "OFFSETSTORE_TRACE"
 _DURATION: Final = re.compile(
     r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
 )
+_SHORT_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
+_UNITS: Final = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
 # Characters that Python calls printable, but that are drawn as nothing (Unicode's Default_Ignorable_Code_Point) or as a
@@ -277,15 +279,18 @@ def parse_time(text: str, others: str = "") -> datetime:
 
 
 def parse_duration(text: str) -> timedelta:
-    """Read an ISO 8601 duration as kafka-consumer-groups takes it, from days to seconds.
+    """Read a duration: ``90s``, ``5m``, ``2h``, ``30d``, or ISO 8601 as kafka-consumer-groups takes it (``P1DT2H``).
 
     :raises ValueError: as for `parse_time`.
     """
-    found = _DURATION.fullmatch(text.upper())
-    parts = {} if found is None else {unit: float(number) for unit, number in found.groupdict().items() if number}
-    # The pattern accepts a T that no time follows.
-    if not parts or text.upper().endswith("T"):
-        raise ValueError(f"{text!r} is not a duration such as P1DT2H, PT30M or P7D.")
+    if (short := _SHORT_DURATION.fullmatch(text)) is not None:
+        parts = {_UNITS[short[2]]: float(short[1])}
+    else:
+        found = _DURATION.fullmatch(text.upper())
+        parts = {} if found is None else {unit: float(number) for unit, number in found.groupdict().items() if number}
+        # The pattern accepts a T that no time follows.
+        if not parts or text.upper().endswith("T"):
+            raise ValueError(f"{text!r} is not a duration such as 90s, 5m, 2h, 30d or P1DT2H.")
     try:
         return timedelta(**parts)
     except OverflowError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -47,8 +46,6 @@ _ERROR: Final = (
 _DECIDED: Final = f"group reason executed plan=digest more without_payload overtaken letters[{_PLACE}]"
 _FILTERS: Final = ("topic", "partition", "cause", "error_class", "sqlstate", "table", "constraint", "column")
 _EXPORTED: Final = 1_000  # letters read at a time
-_AGE: Final = re.compile(r"([0-9]{1,5})([dhm])")
-_UNITS: Final = {"d": "days", "h": "hours", "m": "minutes"}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMESTAMP_TYPES: Final = {0: "CreateTime", 1: "LogAppendTime"}
 # The record's rows are in the results, or a job has read the record again since: --wait has nothing to report.
@@ -65,13 +62,6 @@ def _letter_key(text: str) -> LetterKey:
     if key is None or not 0 <= key.offset <= MAX_OFFSET:
         raise ValueError(f"{text!r} is not TOPIC:PARTITION:OFFSET.")
     return key
-
-
-def _age(text: str) -> timedelta:
-    """``30d``, ``12h``, ``90m``."""
-    if (found := _AGE.fullmatch(text)) is None:
-        raise ValueError(f"{text!r} is not a number of days, hours or minutes, such as 30d, 12h or 90m.")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 def _states(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> list[LetterState] | None:
@@ -242,7 +232,7 @@ def show_letter(*, group: str, letter: LetterKey, topic_id: str | None, ask: Ask
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, 86_400),
+    type=options.Seconds(),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
@@ -379,9 +369,9 @@ def export_letters(
 @click.option(
     "--older-than",
     required=True,
-    callback=options.parsed(_age),
+    callback=options.duration,
     metavar="AGE",
-    help="Only letters that were settled longer ago: 30d, 12h, 90m.",
+    help="Only letters that were settled longer ago, such as 30d or 12h.",
 )
 @click.option(
     "--state",

@@ -27,7 +27,7 @@ from offsetstore.runtime.background import as_main_work
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(1, 3600),
+    type=options.Seconds(1, 3600),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

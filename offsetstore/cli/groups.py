@@ -191,11 +191,13 @@ _PAUSE_KEYS: Final = "group executed plan=digest"
 # Without --execute: a pause is urgent, and loses nothing (decision 0051).
 @decide_options(at_once=True)
 def pause(*, group: str, until: datetime | None, decide: Decide) -> None:
-    """Pause a consumer group.
+    """Pause a consumer group, at once.
 
-    Its running job finishes the batch that it is computing and waits before the next one; so does a job that starts
-    while the group is paused. It keeps its claim and holds no locks. A second pause replaces the first; a reset or a
-    new name keeps it.
+    A pause loses nothing, so this needs no --execute; --dry-run shows the plan.
+
+    The group's running job finishes the batch that it is computing and waits before the next one; so does a job that
+    starts while the group is paused. It keeps its claim and holds no locks. A second pause replaces the first; a reset
+    or a new name keeps it.
 
     Exit code 1 if there is no such group, if it was renamed, or if the plan is not --if-plan (the new one is printed):
     another pause was made, or ended.
@@ -219,9 +221,10 @@ def pause(*, group: str, until: datetime | None, decide: Decide) -> None:
 @options.group_option
 @decide_options(at_once=True)
 def resume(*, group: str, decide: Decide) -> None:
-    """End a consumer group's pause.
+    """End a consumer group's pause, at once.
 
-    A job that waits goes on within a second or two. If the group is not paused, nothing is written.
+    As for `offsetstore pause`, this needs no --execute. A job that waits goes on within a second or two. If the group
+    is not paused, nothing is written.
 
     Exit code 1 as for `offsetstore pause`.
 

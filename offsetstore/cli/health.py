@@ -47,8 +47,8 @@ _PROBLEMS: Final = {
     "--max-lag",
     callback=options.lag_limit,
     metavar="LAG",
-    help="With --group: how far behind it may be: 10000 records in all partitions together, or a time such as 90s, 5m, "
-    "2h, 1d. Needs --bootstrap-servers.",
+    help="With --group: how far behind it may be: 10000 records in all partitions together, or a duration such as 90s, "
+    "5m or 2h. Needs --bootstrap-servers.",
 )
 @options.broker_options(required=False, use="; for --max-lag, and for partitions that stand while others advance")
 @ask_options

@@ -40,7 +40,7 @@ _KEYS: Final = (
 @click.option("--partitions", is_flag=True, help="One line per partition instead of per topic.")
 @click.option(
     "--watch",
-    type=click.FloatRange(0.5),
+    type=options.Seconds(0.5),
     is_flag=False,
     flag_value=5.0,
     metavar="[SECONDS]",
@@ -51,7 +51,7 @@ _KEYS: Final = (
     "limit",
     callback=options.lag_limit,
     metavar="LAG",
-    help="Exit with 1 if a group is further behind: 10000 records, or a time such as 90s, 5m, 2h, 1d.",
+    help="Exit with 1 if a group is further behind: 10000 records, or a duration such as 90s, 5m or 2h.",
 )
 @options.broker_options(required=True)
 @ask_options

@@ -30,8 +30,7 @@ _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 _T = TypeVar("_T")
 
 _SPARK = "kafka."
-_LAG: Final = re.compile(r"(\d+)([smhd])?")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_NUMBER: Final = re.compile(r"\d+(?:\.\d*)?")
 _COMPLETION_SECONDS = 2.0
 READS: Final = "--dashboard-role"
 """The option of `offsetstore grants` for a role that reads."""
@@ -136,11 +135,12 @@ def _start_time(value: str) -> str | datetime:
 
 
 def _lag_limit(value: str) -> LagLimit:
-    found = _LAG.fullmatch(value)
-    if found is None:
-        raise ValueError(f"{value!r} is neither a number of records nor a time such as 90s, 5m, 2h or 1d.")
-    number, unit = int(found[1]), found[2]
-    return LagLimit(records=number) if unit is None else LagLimit(seconds=number * _SECONDS[unit])
+    if value.isdecimal():
+        return LagLimit(records=int(value))
+    try:
+        return LagLimit(seconds=parse_duration(value).total_seconds())
+    except ValueError as error:
+        raise ValueError(f"{value!r} is not a number of records. {error}") from None
 
 
 def _renaming(value: str) -> tuple[str, str]:
@@ -155,11 +155,31 @@ names = parsed(name)
 moment = parsed(parse_time)
 """Parse a time with its zone."""
 duration = parsed(parse_duration)
-"""Parse an ISO 8601 duration as kafka-consumer-groups takes it, from days to seconds."""
+"""See `parse_duration`."""
 start_time = parsed(_start_time)
 """Parse ``earliest``, ``latest``, ``none``, or a time with its zone."""
 lag_limit = parsed(_lag_limit)
-"""Parse a number of records, or a time such as ``5m``."""
+"""Parse a number of records, or a duration."""
+
+
+class Seconds(click.ParamType):
+    """A number of seconds, or a duration such as ``5m``, within bounds (both included)."""
+
+    name = "seconds"
+
+    def __init__(self, least: float = 0.0, most: float = 86_400.0) -> None:
+        self._least = least
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)  # a default is a number already
+        try:
+            seconds = float(text) if _NUMBER.fullmatch(text) else parse_duration(text).total_seconds()
+        except ValueError as error:
+            self.fail(f"not a number of seconds. {error}", param, ctx)
+        if not self._least <= seconds <= self._most:
+            self.fail(f"{text} is not from {self._least:g} to {self._most:g} seconds.", param, ctx)
+        return seconds
 
 
 def complete_group(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -318,7 +338,7 @@ def broker_options(*, required: bool, use: str = "", kafka_group: bool = True) -
         *([click.option("--kafka-group", metavar="GROUP", help=of_kafka)] if kafka_group else []),
         click.option(
             "--timeout",
-            type=click.FloatRange(0, 3600, min_open=True),
+            type=Seconds(0.001, 3600),
             default=15.0,
             show_default=True,
             metavar="SECONDS",

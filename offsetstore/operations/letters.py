@@ -52,6 +52,8 @@ MOST: Final = 10_000
 _PAGE_BYTES: Final = 64 << 20
 _INTERVAL: Final = 0.5  # seconds between two looks at letters that are to be replayed
 _NAMED: Final = 20  # records that a line of the history names
+# Subtracted from a date, more would leave the calendar.
+_LONGEST: Final = timedelta(days=365_000)
 
 Named: TypeAlias = "Letter | LetterKey | Iterable[Letter | LetterKey]"
 """One letter, or several."""
@@ -361,6 +363,8 @@ class PruneLetters(Operation[LettersPruned]):
         check_limits(self.limit)
         if self.older_than < timedelta(0):
             raise ConfigurationError("older_than must not be negative", found=self.older_than)
+        if self.older_than > _LONGEST:
+            raise ConfigurationError("older_than is too long", found=self.older_than, expected=f"at most {_LONGEST}")
         if not self.states or not set(self.states) <= set(FINAL):
             raise ConfigurationError(
                 "only dead letters that are settled can be deleted",

@@ -119,7 +119,8 @@ def test_what_cant_be_meant_is_refused(run: Run, store: OffsetStore) -> None:
         (f"replay {reason} --all --wait", 2, "--wait goes with --execute"),
         ("replay -g billing --all", 2, "--reason"),
         (f"discard -p 0 {reason}", 2, "--partition goes with --topic"),
-        (f"prune {reason} --older-than 1w", 2, "is not a number of days"),
+        (f"prune {reason} --older-than 1w", 2, "is not a duration"),
+        (f"prune {reason} --older-than 400000d", 2, "older_than is too long"),
         (f"prune {reason} --older-than 1d --state dead", 2, "dead"),
     ):
         assert told in run.fail(code, "dead-letters", *line.split())

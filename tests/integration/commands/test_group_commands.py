@@ -154,7 +154,7 @@ def test_reset_refuses_what_cant_be_meant(run: Run, store: OffsetStore, claim: C
         "-t payments": "Name one of --to-earliest",
         "-t payments:x --to-offset 1": "is not TOPIC or TOPIC:0,2",
         "-t payments:1,7,9 --to-offset 1": "payments-7: the store has no offset of this partition for group 'billing'",
-        "--all-topics --by-duration P1M": "not a duration such as P1DT2H",
+        "--all-topics --by-duration P1M": "not a duration such as 90s",
         "--all-topics --by-duration P999999D": "before the year 1",
     }.items():
         assert told in run.fail(2, *RESET, *options.split(), "--execute")

@@ -34,6 +34,10 @@ def test_a_start_is_a_word_or_a_time_with_its_zone_and_a_duration_is_of_days_to_
     for callback, text, expected in (
         *((start, word, word) for word in ("earliest", "latest", "none")),
         (start, "2025-03-01T00:00Z", datetime(2025, 3, 1, tzinfo=UTC)),
+        (duration, "90s", timedelta(seconds=90)),
+        (duration, "5m", timedelta(minutes=5)),
+        (duration, "1.5h", timedelta(hours=1.5)),
+        (duration, "30d", timedelta(days=30)),
         (duration, "P1DT2H", timedelta(days=1, hours=2)),
         (duration, "PT30M", timedelta(minutes=30)),
         (duration, "p7d", timedelta(days=7)),
@@ -42,11 +46,29 @@ def test_a_start_is_a_word_or_a_time_with_its_zone_and_a_duration_is_of_days_to_
     ):
         assert given(callback, text).output == f"{expected!r}\n"
 
-    none = ("", "P", "PT", "P1DT", "1D", "P1M", "P1Y", "P1W", "-P1D", "P-1D", "P1.5D")  # as for Kafka's own tool
+    none = (
+        "",
+        "5",
+        "5 m",
+        "1w",
+        "-5m",
+        ".5h",
+        "P",
+        "PT",
+        "P1DT",
+        "1D",
+        "P1M",
+        "P1Y",
+        "P1W",
+        "-P1D",
+        "P-1D",
+        "P1.5D",
+    )  # as for Kafka's own tool
     for callback, text, told in (
         (start, "newest", "earliest, latest, none"),
         (start, "2025-03-01", "no time zone"),
         (duration, "P9999999999D", "is too long"),
+        (duration, "9999999999d", "is too long"),
         *((duration, text, "is not a duration") for text in none),
     ):
         result = given(callback, text)
@@ -102,3 +124,25 @@ def test_broker_options_that_cant_be_meant_are_refused_by_key_alone(broker_optio
     with pytest.raises(ConfigurationError, match=told) as refused:
         options.make_broker("localhost:1", broker_options, None, 1)
     assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("15", 15.0),
+        ("0.5", 0.5),
+        ("2m", 120.0),
+        ("PT90S", 90.0),
+        ("0.4", None),
+        ("2h", None),
+        ("soon", None),
+        ("nan", None),
+    ],
+)
+def test_seconds_are_a_number_or_a_duration_within_bounds(text: str, expected: float | None) -> None:
+    kind = options.Seconds(0.5, 3600)
+    if expected is None:
+        with pytest.raises(click.BadParameter, match=r"0\.5 to 3600 seconds|not a number of seconds"):
+            kind.convert(text, None, None)
+    else:
+        assert kind.convert(text, None, None) == expected
