@@ -77,7 +77,7 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     "--by-duration",
     callback=options.duration,
     metavar="DURATION",
-    help="To the first record at or after this long ago (P1DT2H: a day and two hours), by this machine's clock.",
+    help="To the first record at or after this long ago (2h, 30d, P1DT2H), by this machine's clock.",
 )
 @click.option("--shift-by", type=int, metavar="N", help="By N offsets; backwards if N is negative.")
 @click.option(

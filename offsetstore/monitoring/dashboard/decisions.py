@@ -85,7 +85,8 @@ def settled(name: str, given: Mapping[str, str]) -> dict[str, str]:
     now = datetime.now(UTC)
     if name == "reset" and found.get("to") == "duration":
         found |= {"to": "time", "value": _later("value", found.get("value", "").strip(), now, -1).isoformat()}
-    if (until := found.get("until", "").strip()).upper().startswith("P"):
+    # No time ends in a unit, or begins as an ISO duration does.
+    if (until := found.get("until", "").strip()).upper().startswith("P") or until.endswith(("s", "m", "h", "d")):
         found["until"] = _later("until", until, now, 1).isoformat()
     return found
 

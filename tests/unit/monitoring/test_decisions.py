@@ -70,7 +70,11 @@ def test_each_field_goes_into_the_decision(name: str, given: dict[str, str], dec
 
 @pytest.mark.parametrize(
     ("name", "given", "sign", "field"),
-    [("reset", {"to": "duration", "value": "pt5m30s"}, -1, "value"), ("pause", {"until": "PT5M30S"}, 1, "until")],
+    [
+        ("reset", {"to": "duration", "value": "pt5m30s"}, -1, "value"),
+        ("pause", {"until": "PT5M30S"}, 1, "until"),
+        ("pause", {"until": "330s"}, 1, "until"),
+    ],
 )
 def test_a_duration_becomes_the_time_that_it_leads_to(name: str, given: dict[str, str], sign: int, field: str) -> None:
     """Else it would be another one when the form is sent."""
@@ -92,7 +96,7 @@ def test_a_duration_becomes_the_time_that_it_leads_to(name: str, given: dict[str
                 ("offset", ("", "-1", "1_0", NINE, str(2**63))),
                 ("shift", ("many",)),
                 ("time", ("yesterday", "2025-03-01T00:00")),
-                ("duration", ("2h", "P9999999D", f"P{NINE[:20]}D")),
+                ("duration", ("2 h", "P9999999D", f"P{NINE[:20]}D")),
                 ("earliest", ("5",)),
             )
             for value in values
