@@ -130,7 +130,10 @@ def _head(state: GroupState, identity: StoreIdentity, schema: str | None) -> Ite
         yield relay_in_words(state.relay)
     if state.is_live and state.owner.state == "failed":
         failures = counted(state.owner.failures, "run")
-        yield f"{failures} failed or fell silent in 15 minutes, and it is started again: see `offsetstore errors`."
+        yield (
+            f"{failures} failed or fell silent in 15 minutes, so the group counts as failed until a run has lasted a "
+            "minute: see `offsetstore errors`."
+        )
     if waiting := sum(state.dead_letters.values()):
         requested = state.dead_letters.get("requested", 0)
         by = "" if state.unreplayed is None else f" {state.unreplayed}"
@@ -191,7 +194,7 @@ def _owner_in_words(state: GroupState) -> str:
     life, seen = owner.state, owner.alive_for
     if seen is not None and owner.state == "silent" and seen < timedelta(0):
         life = f"silent, last heartbeat {short(-seen)} ahead of the database's clock"
-    elif seen is not None and owner.state in {"live", "silent"}:
+    elif seen is not None and (owner.is_live or owner.state == "silent"):
         life = f"{owner.state}, last heartbeat {short(max(timedelta(0), seen))} ago"
     of = owner.owner if owner.fleet is None else f"a fleet, {counted(len(state.members), 'member')}"
     return f"epoch {owner.token.epoch} of {of}, claimed {since}, {life}"

@@ -792,12 +792,15 @@ def raise_own(failed: FunctionFailed) -> Never:
     raise failed.__cause__ or failed from None
 
 
-def skipping(claim: Claim, tp: TopicPartition, range_: OffsetRange) -> str:
-    """The command that moves the partition's stored offset past the only record of a range."""
+def skipping(claim: Claim, tp: TopicPartition, range_: OffsetRange, *, when: str = "") -> str:
+    """The command that moves the partition's stored offset past the only record of a range.
+
+    :param when: what comes first.
+    """
     # `--from-offset`: run late, after the job has gone on, the command does nothing (decision 0020).
     words = ["reset", "-g", claim.group, "-t", f"{tp.topic}:{tp.partition}"]
     words += ["--from-offset", str(range_.from_), "--to-offset", str(range_.until)]
-    return f' To skip only this record: {command(*words, schema=claim.database.schema)} --reason "…" --execute'
+    return f' To skip only this record{when}: {command(*words, schema=claim.database.schema)} --reason "…" --execute'
 
 
 def discarding(claim: Claim, letter: Letter) -> str:

@@ -370,7 +370,8 @@ def test_a_record_that_a_filter_would_hold_for_ages_is_told_once_with_its_date_a
     [warned] = [one.getMessage() for one in caplog.records if "stands" in one.message]
     assert re.fullmatch(
         "payments-0 stands, far beyond the filter's own seconds: the filter Delay holds it at record 1, until the year "
-        "5[0-9]{4}. To skip only this record: offsetstore reset -g billing -t payments:0 --from-offset 1 "
+        "5[0-9]{4}. To skip only this record, once all consumers are stopped: "
+        "offsetstore reset -g billing -t payments:0 --from-offset 1 "
         '--to-offset 2 --reason "…" --execute.?',
         warned,
     )
@@ -414,7 +415,8 @@ class Watching:
 
 
 SKIP_1 = (
-    " To skip only this record: offsetstore reset -g billing -t payments:0 --from-offset 1 --to-offset 2 "
+    " To skip only this record, once all consumers are stopped: offsetstore reset -g billing -t payments:0 "
+    "--from-offset 1 --to-offset 2 "
     '--reason "…" --execute'
 )
 

@@ -37,7 +37,7 @@ POINTS: Final = (
 ENDS: Final = ("StaleClaim", "CommitUnknown")
 """A claim, or a fleet that is founded anew; and who is frozen at COMMIT and finds that a claim has gone on."""
 
-SKIP: Final = "To skip only this record: offsetstore "
+SKIP: Final = "To skip only this record, once all consumers are stopped: offsetstore "
 AT_LENGTH: Final = "at-length"
 _EVERY: Final = 10.0
 """Seconds from one event to the next, at length."""
