@@ -1,8 +1,8 @@
 """A unit of work, and the one transaction in which it is done.
 
-Nothing is locked while a job plans and computes. So `commit` locks the partitions and compares them with the plan. If a
-stored offset has changed, nothing is written, and the work is planned again. Otherwise `commit` writes the rows and
-whatever goes along with them; then the transaction ends in one of four ways.
+Nothing is locked while a job plans and computes. So `commit` locks the partitions, decides anew, and compares that with
+the plan's decisions. If they differ, nothing is written, and the work is planned again. Otherwise `commit` writes the
+rows and whatever goes along with them; then the transaction ends in one of four ways, which a `TransactionEnd` names.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ _T = TypeVar("_T")
 class PlanOutdated(Exception):
     """The plan or the computed rows are outdated: the transaction rolls back, and the work is planned again.
 
+    `with_replanning` in `processing.runner` plans deliveries again. Work between deliveries is left for its next turn.
+
     :param is_stored: whether all of the work is in the results already.
     """
 
@@ -52,7 +54,7 @@ class PlanOutdated(Exception):
 
 
 class Rows(Protocol):
-    """One output's rows, which can be written again after a rollback; wrap others in `Once`."""
+    """One output's rows, which can be written again after a rollback; wrap rows that can't in `Once`."""
 
     def write(self, work: Work) -> int:
         """Write the rows; return their number."""
@@ -61,7 +63,7 @@ class Rows(Protocol):
 
 @dataclass(slots=True)
 class Once:
-    """Rows that are not written again after a rollback: a stream, or rows for a function that may keep them.
+    """Rows that are not written again after a rollback: a stream is used up, and a function may have kept its rows.
 
     ``has_begun``: writing has begun, so the rows may be used up.
     """
@@ -82,7 +84,7 @@ class TransactionEnd(Enum):
     MARK = "mark"
     """Moves them to where the rows' writer has marked."""
     TOUCH = "touch"
-    """Moves nothing; the partitions' rows show that the transaction was committed."""
+    """Moves nothing, since all ranges are empty or stored; the partitions' rows show that it was committed."""
     ROLL_BACK = "roll back"
     """A trial: nothing is kept."""
 
@@ -107,7 +109,7 @@ class Unit:
     """The work of one transaction.
 
     :param decisions: of the plan, by partition. A partition with an empty range is only locked.
-    :param rows: of each output; ``None`` if they were not computed, since nothing seemed to remain.
+    :param rows: of each output; ``None`` if they were not computed, see `DeliveryPlan.is_worth_computing`.
     :param metadata: the new text of each partition whose metadata change.
     :param terms, gone, in_sequence: see `Transaction.lock`.
     """
@@ -146,7 +148,7 @@ class Holder(Protocol):
 class Written:
     """The outcome of a batch: the rows of each output, and the seconds of each phase; see `BatchEnded`.
 
-    :param is_kept: whether the rows are not written yet, or not by a transaction of this batch alone; see `BatchEnded`.
+    :param is_kept: with a `Flush`, whether the rows are in memory, or were written together with those of earlier ones.
     """
 
     rows: Mapping[str, int]
@@ -191,6 +193,8 @@ class Stopwatch:
 def commit(holder: Holder, unit: Unit, watch: Stopwatch | None = None) -> Written | None:
     """Do a unit's work in one transaction; repeat it after an error that may pass, unless its rows may be used up.
 
+    A unit with `TransactionEnd.ROLL_BACK` goes the same way, and commits nothing.
+
     :param watch: measures the phases "write" and "commit".
     :return: ``None`` if nothing remained to be done.
     :raises PlanOutdated: the stored offsets are not those of the plan; nothing was written.
@@ -200,10 +204,11 @@ def commit(holder: Holder, unit: Unit, watch: Stopwatch | None = None) -> Writte
 
     def work(tx: Transaction) -> dict[str, int] | None:
         remaining = _lock_as_planned(tx, unit)
-        # The plan saw no reason to compute (a stale claim, a gap, nothing left), and the locked rows show none.
+        # Nothing was computed, since the plan saw a stale claim, a gap, or nothing to write. The lock has raised no
+        # error, and shows that something remains: so that has passed, and the work is planned again.
         if unit.rows is None and remaining:
             raise PlanOutdated
-        # Idle work has rows and no partitions.
+        # Without anything to write, the transaction ends here. Idle work has rows, though it has no partitions.
         if not (remaining or unit.along or (unit.rows and not unit.decisions)):
             return None
         for along in unit.along:
@@ -244,7 +249,7 @@ def _lock_as_planned(tx: Transaction, unit: Unit) -> Ranges:
     ranges = {tp: decision.range for tp, decision in unit.decisions.items()}
     locked = tx.lock(ranges, terms=unit.terms, gone=unit.gone, in_sequence=unit.in_sequence)
     remaining = {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}
-    # Also a unit that only locks is compared: what it writes would belong to other offsets (decision 0065).
+    # A unit that only locks is compared, too: what goes along with it would belong to other offsets (decision 0065).
     if locked != unit.decisions:
         raise PlanOutdated(is_stored=not remaining)
     return remaining
@@ -271,8 +276,8 @@ def of_output(name: str) -> Generator[None]:
 
 
 def _end(tx: Transaction, unit: Unit, remaining: Ranges, rows: dict[str, int]) -> None:
-    """End the transaction, and check deferred constraints."""
-    # At COMMIT the error would quote rows, and come where a refusal has to be told from a lost answer (decision 0020).
+    """Move the offsets and check deferred constraints, or end a trial. COMMIT follows when the block ends."""
+    # Checked here: at COMMIT, an error would quote rows, and have to be told from a lost answer (decision 0020).
     match unit.ending:
         case TransactionEnd.ADVANCE | TransactionEnd.MARK:
             tx.finish(remaining, unit.metadata)
@@ -318,7 +323,7 @@ class Failures(Along):
 
 @dataclass(frozen=True, slots=True)
 class Turn(Along):
-    """Work that the members of a fleet do in turns, at most once every ``every`` seconds."""
+    """Idle work that the members of a fleet do in turns, at most once every ``every`` seconds."""
 
     name: UUID
     every: float
@@ -332,7 +337,7 @@ class Turn(Along):
 class BatchMark(Along):
     """The number of a stateful query's batch.
 
-    :param is_new: whether the plan is to write it; otherwise it is in the results already.
+    :param is_new: whether the plan is to write the batch. Otherwise the plan took it for stored, and it has no rows.
     """
 
     query_id: UUID

@@ -1,11 +1,15 @@
 """What to do with a range, given the stored offset. Pure, and the one place that decides.
 
+The range is ``[from, until)``. The stored offset ``s`` is a next offset: all records below it are in the results.
+
 =====================  ==========================================================================
 ``s >= until``         SKIP   all of it is already in the results
 ``s == from``          APPLY  the ordinary case
-``from < s < until``   CROP   a replay that reaches further than the first time: drop the records below ``s``
+``from < s < until``   CROP   read again, and further than the first time: drop the records below ``s``
 ``s < from``           GAP    records between ``s`` and ``from`` would be lost: nothing may be written
 =====================  ==========================================================================
+
+The first row that applies counts. So an empty range at ``s`` is SKIP: it locks the partition, and writes nothing.
 
 The range comes from the source, never from the rows: aborted transactions, control records, compaction and filters
 leave holes, so the highest offset seen, plus one, is too low.
@@ -38,7 +42,7 @@ class Decision:
 
     @property
     def remaining(self) -> OffsetRange:
-        """What is still to be written, ``[stored, until)``; empty for SKIP.
+        """The part of the range that is still to be written: ``[stored, until)``, empty for SKIP.
 
         :raises ValueError: the outcome is GAP, so nothing may be written.
         """
@@ -46,12 +50,16 @@ class Decision:
             raise ValueError(f"nothing may be written: stored {self.stored} is below {self.range}")
         if self.outcome is Outcome.APPLY:
             return self.range
-        # With SKIP, the stored offset may lie beyond the range: what remains is empty there, and no reversed range.
+        # With SKIP, the stored offset may lie beyond the range, which would make a reversed one.
         return OffsetRange(self.stored, max(self.stored, self.range.until))
 
     @property
     def is_stored(self) -> bool:
-        """Whether all of the range is in the results already; an empty range at the stored offset only locks."""
+        """Whether the whole range is in the results already.
+
+        Not so for an empty range at the stored offset, which asks for the lock alone. ``SKIP`` covers both.
+        """
+        # With SKIP, what remains is empty and lies at the stored offset. Only that empty range equals it.
         return self.outcome is Outcome.SKIP and self.range != self.remaining
 
 

@@ -2,7 +2,9 @@
 
 It asks three questions, in this order. Is this the log that the stored offset belongs to (cluster, topic id,
 partitions)? Which of the offsets counts (`_RULES`, the first that answers)? Is the chosen offset inside the log? If
-records could be lost, the answer is an error that names the ways out, never a silent skip.
+records could be lost, the answer is an error that names the ways out, never a silent skip. A *copy* is an offset that a
+store has committed in Kafka, known by its stamp. A row is *pinned* by a decision: Kafka's offset then doesn't count. It
+is *contested* if another application, or a copy of the database, used the group in Kafka while the job ran.
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ def resolve(
     :param adopted: the offsets of the job's earlier checkpoint, for partitions without a stored offset.
     :param deleted: the epochs in which the offsets of a topic, or of the whole group (``None``), were last deleted:
         older copies of them in Kafka are ignored.
-    :param passed_over: collects the errors of single partitions that can't start, where no policy decides for the whole
-        group. Without it, the first one is raised.
+    :param passed_over: collects the `OffsetOutOfRange`, `OffsetsDisagree` and `NoStartingOffset` of single partitions,
+        so that the others can start. Without it, the first one is raised, as all other errors are.
     :raises WrongCluster: a row belongs to another cluster.
     :raises TopicRecreated: a row belongs to another log or to a missing partition, or lies beyond the end and the
         topic's id does not show that the topic is the same; unless ``policy.on_recreated`` is ``"restart"``.
@@ -71,10 +73,9 @@ def resolve(
     :raises LogTruncated: a row has evidence that its log lost records, whatever the policy says.
     :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
     :raises StoreRewound: Kafka has a copy of ours that is beyond the row, unless ``policy.on_rewound`` allows it.
-    :raises ForeignStore: Kafka has a copy that another store made, or this one before it was lost.
-    :raises KafkaGroupShared: Kafka has a copy that another group made.
-    :raises KafkaGroupContested: another application used the group in Kafka while the job ran, and has an offset there,
-        unless ``policy.prefer`` is ``"stored"``.
+    :raises ForeignStore, KafkaGroupShared: Kafka has a copy that another store made, or this one before it was lost; or
+        another group of this store.
+    :raises KafkaGroupContested: a contested partition has an offset in Kafka, unless ``policy.prefer`` is ``"stored"``.
     """
     group_digest = None if group is None else digest(group)
     if deleted:
@@ -102,7 +103,7 @@ def _without_deleted(
     view: BrokerView, store_id: UUID | None, group: str | None, deleted: Mapping[str | None, int]
 ) -> BrokerView:
     """Leave out our copies of offsets that were deleted since; keep what another application has committed."""
-    # Kafka keeps the copies of a deleted group. Else they would look like a rewound database (decision 0040).
+    # Kafka keeps the copies of a deleted group. They would look like a rewound database (decision 0040).
     of_group = deleted.get(None, 0)
     kept = {
         tp: committed
@@ -141,7 +142,7 @@ def _judge_log(rows: Mapping[TopicPartition, StoredOffset], log: TopicLog) -> No
                 found=f"topic id {log.topic_id}",
                 expected=f"topic id {row.topic_id}",
             )
-        # A row that was never advanced loses nothing: it waits for its partition (decision 0004).
+        # A row at offset 0 has read nothing, so nothing is lost: it waits for its partition (decision 0004).
         if not log.has(tp.partition) and row.next_offset > 0:
             raise TopicRecreated(
                 f"Kafka no longer has this partition, and offset {row.next_offset} is stored for it",
@@ -164,7 +165,7 @@ def _judge_adopted(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is the same for all partitions."""
+    """What is the same for all partitions. ``group``, here and below, is the `digest` of the group's name."""
 
     view: BrokerView
     policy: StartPolicy
@@ -189,8 +190,8 @@ class _Facts:
     at_timestamp: int | None
     topic_is_known: bool
     contested_epoch: int | None
-    """The epoch in which another application, or a copy of the database, was seen using the group in Kafka while the
-    job ran; or that of the last claim that has looked at Kafka since. ``None`` if none was seen."""
+    """``None`` if the partition is not contested. Otherwise the epoch in which that was seen, or of the last claim that
+    has looked at Kafka since: the row's ``pinned_epoch``. A new partition has that of its topic's other rows."""
     policy: StartPolicy
     is_same_log: bool
     """Whether the topic's id is known and equals the stored one."""
@@ -207,8 +208,7 @@ def _starts(
     contested = max((row.pinned_epoch for row in rows.values() if row.contested), default=None)
     timestamps = asked.view.timestamps or {}
     topic_id = known_ids(rows).get(topic)
-    # Looking the partitions up is faster than making equal ones (decision 0073).
-    of_numbers = {tp.partition: tp for tp in rows}
+    of_numbers = {tp.partition: tp for tp in rows}  # faster to look up than to make anew (decision 0073)
     for partition, watermarks in sorted(log.partitions.items()):
         tp = of_numbers.get(partition) or TopicPartition(topic, partition)
         row = rows.get(tp)
@@ -224,7 +224,7 @@ def _starts(
             adopted=adopted.get(tp),
             at_timestamp=timestamps.get(tp),
             topic_is_known=bool(rows or adopted),
-            # For a new partition, the other application's offset is not adopted either.
+            # Even for a new partition, the other application's offset is not adopted.
             contested_epoch=contested if row is None else row.pinned_epoch if row.contested else None,
             policy=asked.policy,
             is_same_log=row is not None and log.topic_id is not None and (row.topic_id or topic_id) == log.topic_id,
@@ -256,8 +256,7 @@ def _contested(facts: _Facts) -> Start | None:
     is_adopted = facts.stored is None and facts.adopted is not None
     if facts.contested_epoch is None or facts.committed is None or ours or is_adopted:
         return None
-    # Of another store or group there is more to say than that somebody used the group.
-    _foreign_copy(facts)
+    _foreign_copy(facts)  # raises if another store or group wrote it: that says more than a contest
     if facts.policy.prefer == "stored":
         # Pinned, even for a new partition: the next start must not adopt Kafka's offset.
         at = facts.log.beginning if facts.stored is None else facts.stored.next_offset
@@ -269,7 +268,7 @@ def _contested(facts: _Facts) -> Start | None:
 
 
 def _copied(facts: _Facts) -> Start | None:
-    """The start if a copy of the database has committed to our group in Kafka; see `_Facts.contested_epoch`."""
+    """The start if a copy of the database has copied its offsets to our group in Kafka."""
     if facts.contested_epoch is None or facts.stamp is None or not facts.stamp.is_of(facts.store_id, facts.group):
         return None
     # Not compared with the row's token: claims that don't look at Kafka, and resets of other partitions, write tokens
@@ -304,9 +303,9 @@ def _foreign_copy(facts: _Facts) -> Start | None:
 
 
 def _our_copy(facts: _Facts) -> Start | None:
-    """A copy is at or below the row, or older than a decision that set the row back; else the database lost data."""
+    """Start at the row if our copy is not beyond it, or older than the decision that set it; else data were lost."""
     if facts.stamp is None or facts.committed is None or facts.stamp.store_id != facts.store_id:
-        return None
+        return None  # another application's, or there is no store; `_foreign_copy` has refused other stores and groups
     row, committed = facts.stored, facts.committed.next_offset
     # Compared with the epoch of the last decision, not of the row's token: claims without a broker and claims of other
     # topics write tokens too, without reading Kafka's offset for this row (decision 0018).
@@ -377,10 +376,10 @@ def _neither(facts: _Facts) -> Start | None:
 # A contest is asked about before a pin: a decision clears the contest, so a contest is newer than the pin. Our own
 # stamps come before the rules that take an offset in Kafka for another application's (decisions 0018 and 0022).
 _RULES: tuple[Callable[[_Facts], Start | None], ...] = (
-    _copied,
+    _copied,  # a contest, too: by a copy of the database
     _contested,
     _pinned,
-    _foreign_copy,
+    _foreign_copy,  # refuses, or has no answer
     _our_copy,
     _adopted,
     _both,
@@ -439,7 +438,7 @@ def _restart(
     topic: str, log: TopicLog, rows: Mapping[TopicPartition, StoredOffset], view: BrokerView
 ) -> dict[TopicPartition, Start]:
     starts: dict[TopicPartition, Start] = {}
-    for partition, watermarks in sorted(log.partitions.items()):
+    for partition, watermarks in sorted(log.partitions.items()):  # all of them: topics are recreated as a whole
         tp = TopicPartition(topic, partition)
         starts[tp] = Start(
             watermarks.beginning, Reason.RECREATED_RESTART, rows.get(tp), view.committed.get(tp), watermarks

@@ -1,8 +1,8 @@
 """The transaction: results and offsets together, or neither.
 
 Inside it the order is fixed: `lock` the partitions (which decides what remains of each range), write with `connection`,
-`advance`. Leaving the block commits. If a row has another token, a range begins above the stored offset, or a lock
-can't be acquired, the transaction ends with nothing written.
+`advance`; the engine calls `finish` or `touch` in its place. Leaving the block commits. If a row has another claim's
+token, a range begins above the stored offset, or a lock can't be acquired, nothing is written.
 
 That is the core. What a transaction may carry beside results are parts, each with a class of its own: `Marks`, `Notes`
 (metadata), `Letters`, and `Outgoing` (records for the outbox). Each asks `Locks` whether it may write.
@@ -53,7 +53,7 @@ from offsetstore.store.unknown_commit import Advanced, settle
 
 
 class _Latest(threading.local):
-    """The transaction that each thread began last."""
+    """The transaction that each thread began last; another one inside it is refused."""
 
     transaction: Transaction | None = None
 
@@ -77,7 +77,7 @@ class Transaction:
         self._lock_timeout = store.timeouts.lock if lock_timeout is None else lock_timeout
         # Written to each row that it advances, so that the rows show whether a lost COMMIT took effect (decision 0005).
         self._id = uuid.uuid4()
-        # Unique, so that a look-up of this transaction's fate does not end another transaction of the same claim.
+        # Names its session, and no other of the claim: a look-up of its outcome may terminate sessions of this name.
         self._name = f"{claim.name}:{self._id.hex[:8]}"
         self._pid = os.getpid()
         self._was_used = False
@@ -94,7 +94,7 @@ class Transaction:
     # -- the block begins
 
     def __enter__(self) -> Self:
-        # Ask the transaction whether it is open: a generator may end it in another thread than it began in.
+        # It may be closed although it is still noted here: a generator may end it in another thread than it began in.
         if _latest.transaction is not None and _latest.transaction.is_open:
             raise NestedTransaction("a transaction was started inside another one in the same thread")
         if self._was_used:
@@ -129,9 +129,10 @@ class Transaction:
 
         :param terms: `Claim.terms` as they were when the records were read; by default as they are now. A member of a
             fleet may have lost a partition since then, and taken it again at another offset.
-        :param gone: records that Kafka no longer has. Letters of others are superseded: the job reads these again.
+        :param gone: records that Kafka no longer has: their letters stay open. The other letters in the ranges are
+            superseded, since the job reads their records again.
         :param in_sequence: whether later records of a key with an open dead letter wait, as letters too. Otherwise open
-            letters below the ranges' ends are overtaken from now on.
+            letters below the ranges' ends are overtaken: a replay could replace what is written now.
         :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
         :raises PartitionLost: another member of the fleet has a partition, or the claim has another term of it.
@@ -151,7 +152,7 @@ class Transaction:
                 self._settle_ahead(session, locks.remaining, gone)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
-            locks.is_locked = False
+            locks.is_locked = False  # the rows may have been locked, and then a letter was not free
             locks.error = locks.timed_out(self._database, self._lock_timeout, error)
             self._claim.unblock(locks.partitions)  # the next attempt then finds them free
             raise locks.error from error.__cause__
@@ -275,12 +276,12 @@ class Transaction:
         self._move_all(session, wanted, notes.at_advance(new, given))
 
     def touch(self) -> None:
-        """As `finish`, but advance by nothing: the locked rows then show whether this transaction was committed."""
+        """As `finish`, if nothing remains of any range: the rows don't move, but show whether this was committed."""
         session = self._locks.locked("tx.touch")
         self._move_all(session, {tp: decision.remaining for tp, decision in self._locks.decisions.items()}, {})
 
     def check_deferred(self) -> None:
-        """Check deferred constraints now: if COMMIT fails on one, that can't be told apart from a lost answer.
+        """Check deferred constraints now: at COMMIT, a refusal has to be told from a lost answer (decision 0020).
 
         Call it when all rows are written and the offsets advanced: a trigger may compare them.
 
@@ -336,7 +337,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None and not is_own(self._pid) and self._database.translate(error) is error:
-            return  # a child's own error or exit, which ends nothing but the child
+            return  # a forked child's own error or exit ends nothing but the child; all else is refused by `opened`
         session = self._locks.opened()
         self._locks.session = None
         if _latest.transaction is self:
@@ -381,7 +382,7 @@ class Transaction:
             session.rollback()
             if not isinstance(error, ConnectionLost):
                 self._raise_ours(error)
-                raise
+                raise  # after Ctrl-C it may have been committed all the same: the next lock shows it
             self._settle(error)
             without_frames(error)  # the COMMIT has happened, and nobody else gets the error
         failpoints.reach("after_commit")
@@ -433,7 +434,7 @@ class Transaction:
     def _raise_ours(self, error: BaseException) -> None:
         """Raise our error for a database error, with details of this transaction; return for other errors."""
         if isinstance(error, BaseExceptionGroup):
-            return
+            return  # ours in place of it would hide the other errors
         ours = self._database.translate(error)
         if isinstance(ours, ConnectionLost):
             raise TransactionLost(
