@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from fcntl import LOCK_EX, flock
 from typing import Any
@@ -40,6 +41,12 @@ LONG = (
     "tests/faults/chaos",
     "tests/docs/test_readme",
 )
+
+
+def pytest_configure() -> None:
+    # A shell without job control has what it starts with & ignore SIGINT, and so would each process of a test.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

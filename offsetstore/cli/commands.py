@@ -44,7 +44,7 @@ COMMANDS: Final = {
     command.name: command
     for command in (
         LazyCommand("migrate", "Create or upgrade offsetstore's tables."),
-        LazyCommand("grants", "Print the GRANT statements for the roles that use the tables.", beside="migrate"),
+        LazyCommand("grants", "Print the GRANT statements for the roles that use the tables."),
         LazyCommand("acls", "Print, check and create the ACLs that are needed in Kafka.", "cli,kafka"),
         LazyCommand("resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "Show what a job would take over from a checkpoint.", beside="resolve"),

@@ -86,7 +86,7 @@ def test_rows_that_an_executor_loses_before_they_are_fetched_are_not_computed_ag
         calls.append("computed")
         return events(batch)
 
-    monkeypatch.setattr(collecting, "Rows", Losing)
+    monkeypatch.setattr(collecting, "CollectedRows", Losing)
     world.run(world.claim(topic), transform, Append("events"))
 
     assert calls == ["computed", "lost", "computed"]
