@@ -162,7 +162,7 @@ lag_limit = parsed(_lag_limit)
 """Parse a number of records, or a duration."""
 
 
-class Seconds(click.ParamType):
+class Seconds(click.ParamType):  # pyright: ignore[reportMissingTypeArgument] - click 8.1 takes none
     """A number of seconds, or a duration such as ``5m``, within bounds (both included)."""
 
     name = "seconds"
