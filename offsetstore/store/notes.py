@@ -72,7 +72,7 @@ class Notes:
             raise StaleClaim("the row changed although it was locked", topic_partition=tp, found="another token")
         self._written.add(tp)
 
-    def new(self, wanted: Mapping[TopicPartition, OffsetRange]) -> Collection[TopicPartition]:
+    def writable(self, wanted: Mapping[TopicPartition, OffsetRange]) -> Collection[TopicPartition]:
         """The partitions whose metadata may be written."""
         # The metadata of a partition whose range was stored before belong to a later offset.
         decisions = self._locks.decisions

@@ -49,7 +49,7 @@ from offsetstore.store.marks import Marks
 from offsetstore.store.notes import Notes
 from offsetstore.store.sessions import Connected
 from offsetstore.store.term import Terms, settle_passed
-from offsetstore.store.unknown_commit import Advanced, settle
+from offsetstore.store.unknown_commit import Advanced, resolve_commit
 
 
 class _Latest(threading.local):
@@ -246,9 +246,9 @@ class Transaction:
             raise ProtocolMisuse('tx.advance was called with marking="manual"', next_step="Call tx.mark.")
         session = self._locks.locked("tx.advance")
         wanted, notes = self._locks.wanted(ranges, self._advanced), self._notes
-        new = notes.new(wanted)
-        given = {} if isinstance(metadata, Keep) else dump(self._claim.formats, new, metadata)
-        texts = notes.at_advance(new, given)
+        writable = notes.writable(wanted)
+        given = {} if isinstance(metadata, Keep) else dump(self._claim.formats, writable, metadata)
+        texts = notes.at_advance(writable, given)
         failpoints.reach("before_advance")
         if wanted:
             self._check_moved(session.advance(self._move(wanted, texts)), wanted)
@@ -271,9 +271,9 @@ class Transaction:
         if self._locks.is_manual:
             self._store_marks(session)
             return
-        new = notes.new(wanted)
-        given = notes.not_written({tp: text for tp, text in (metadata or {}).items() if tp in new})
-        self._move_all(session, wanted, notes.at_advance(new, given))
+        writable = notes.writable(wanted)
+        given = notes.not_written({tp: text for tp, text in (metadata or {}).items() if tp in writable})
+        self._move_all(session, wanted, notes.at_advance(writable, given))
 
     def touch(self) -> None:
         """As `finish`, if nothing remains of any range: the rows don't move, but show whether this was committed."""
@@ -383,11 +383,11 @@ class Transaction:
             if not isinstance(error, ConnectionLost):
                 self._raise_ours(error)
                 raise  # after Ctrl-C it may have been committed all the same: the next lock shows it
-            self._settle(error)
+            self._resolve_commit(error)
             without_frames(error)  # the COMMIT has happened, and nobody else gets the error
         failpoints.reach("after_commit")
 
-    def _settle(self, cause: ConnectionLost) -> None:
+    def _resolve_commit(self, cause: ConnectionLost) -> None:
         """Find out whether a COMMIT whose answer was lost has happened; return if it has."""
         locks, claim = self._locks, self._claim
         advanced = Advanced(
@@ -404,7 +404,7 @@ class Transaction:
         moved = partial(locks.let_go, self._advanced)
         happened: bool | None = None
         try:
-            settle(self._database, advanced, timeout=self._store.timeouts.commit, cause=cause, moved=moved)
+            resolve_commit(self._database, advanced, timeout=self._store.timeouts.commit, cause=cause, moved=moved)
             happened = True
         except TransactionLost:
             happened = False

@@ -56,7 +56,7 @@ class Advanced:
         return next(iter((*self.before, *self.locked)), None)
 
 
-def settle(
+def resolve_commit(
     database: Database,
     advanced: Advanced,
     *,
@@ -74,7 +74,7 @@ def settle(
     """
     if not advanced.before:
         if advanced.mark is not None:
-            _settle_by_mark(database, advanced, advanced.mark, timeout=timeout, cause=cause)
+            _resolve_by_mark(database, advanced, advanced.mark, timeout=timeout, cause=cause)
             return
         if advanced.wrote:
             raise CommitUnknown(
@@ -107,7 +107,7 @@ def settle(
     ) from cause.__cause__
 
 
-def _settle_by_mark(
+def _resolve_by_mark(
     database: Database, advanced: Advanced, mark: tuple[UUID, int], *, timeout: float, cause: ConnectionLost
 ) -> None:
     # The results of a marked batch are there once, whoever wrote them.

@@ -19,7 +19,7 @@ from offsetstore.processing.plan import is_paused
 from offsetstore.store import fleet, heartbeat
 from offsetstore.store.fleet import Member
 from offsetstore.store.identity import name_prefix
-from offsetstore.store.unknown_commit import Advanced, settle
+from offsetstore.store.unknown_commit import Advanced, resolve_commit
 from tests.integration.conftest import Query
 from tests.integration.store.meeting import (
     DEADLOCKS,
@@ -223,7 +223,7 @@ def test_a_lost_commit_of_a_partition_s_first_records_is_told_while_a_member_tak
     lost = Advanced("billing", member.token, f"{member.name}:1", uuid4(), {P0: None}, (P0,), wrote=True)
 
     with pytest.raises(TransactionLost):
-        settle(store.database, lost, timeout=5.0, cause=ConnectionLost("no answer"))
+        resolve_commit(store.database, lost, timeout=5.0, cause=ConnectionLost("no answer"))
 
     taking.rollback()
 
