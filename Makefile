@@ -19,7 +19,7 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
 # How every test is run, and the minutes that it takes on two quiet cores.
-WHOLE := --minutes=20 -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+WHOLE := --minutes=13 -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: help setup demo test test-16 durations check lint mutants chaos soak faults matrix compatibility bench bench-handlers bench-consumer bench-peers \
   bench-scale fmt migrate behaviours commands types board lock clean
@@ -33,7 +33,7 @@ setup: $(STAMP) ## make .venv with everything pinned, and offsetstore in it; qui
 demo: setup ## flights from Kafka to PostgreSQL, exactly once, while the job is being killed (needs Java 17)
 	@$(BIN)/offsetstore demo --dashboard
 
-test: setup ## every test, on real PostgreSQL 18, Kafka and Spark; 20 minutes on two quiet cores
+test: setup ## every test, on real PostgreSQL 18, Kafka and Spark; 13 minutes on two quiet cores
 	@$(BIN)/python -m pytest $(WHOLE)
 
 test-16: setup ## what depends on PostgreSQL's version, on 16; a minute
