@@ -49,7 +49,7 @@ def _size(text: str) -> int:
 )
 @click.option(
     "--drain",
-    type=options.Seconds(),
+    type=options.Seconds(0, 86_400),
     show_default="the consumer's drain=, and 30 s",
     metavar="SECONDS",
     help="From SIGTERM until a process that has not ended is killed.",

@@ -232,7 +232,7 @@ def show_letter(*, group: str, letter: LetterKey, topic_id: str | None, ask: Ask
 )
 @click.option(
     "--timeout",
-    type=options.Seconds(),
+    type=options.Seconds(0, 86_400),
     default=60.0,
     show_default=True,
     metavar="SECONDS",

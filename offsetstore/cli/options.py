@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -30,7 +30,6 @@ _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 _T = TypeVar("_T")
 
 _SPARK = "kafka."
-_NUMBER: Final = re.compile(r"\d+(?:\.\d*)?")
 _COMPLETION_SECONDS = 2.0
 READS: Final = "--dashboard-role"
 """The option of `offsetstore grants` for a role that reads."""
@@ -162,23 +161,17 @@ lag_limit = parsed(_lag_limit)
 """Parse a number of records, or a duration."""
 
 
-class Seconds(click.ParamType):  # pyright: ignore[reportMissingTypeArgument] - click 8.1 takes none
-    """A number of seconds, or a duration such as ``5m``, within bounds (both included)."""
+class Seconds(click.FloatRange):
+    """A number of seconds, or a duration such as ``5m``, within bounds."""
 
-    name = "seconds"
-
-    def __init__(self, least: float = 0.0, most: float = 86_400.0) -> None:
-        self._least = least
-        self._most = most
+    name = "number of seconds, or duration such as 5m"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value)  # a default is a number already
-        try:
-            seconds = float(text) if _NUMBER.fullmatch(text) else parse_duration(text).total_seconds()
-        except ValueError as error:
-            self.fail(f"not a number of seconds. {error}", param, ctx)
-        if not self._least <= seconds <= self._most:
-            self.fail(f"{text} is not from {self._least:g} to {self._most:g} seconds.", param, ctx)
+        with suppress(ValueError):
+            value = parse_duration(str(value)).total_seconds()
+        seconds: float = super().convert(value, param, ctx)
+        if not isfinite(seconds):  # click lets NaN pass any range
+            self.fail(f"{value!r} is not a {self.name}.", param, ctx)
         return seconds
 
 
@@ -338,7 +331,7 @@ def broker_options(*, required: bool, use: str = "", kafka_group: bool = True) -
         *([click.option("--kafka-group", metavar="GROUP", help=of_kafka)] if kafka_group else []),
         click.option(
             "--timeout",
-            type=Seconds(0.001, 3600),
+            type=Seconds(0, 3600, min_open=True),
             default=15.0,
             show_default=True,
             metavar="SECONDS",

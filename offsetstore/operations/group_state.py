@@ -205,7 +205,8 @@ class GroupState(_Together):
 
     ``owner`` is the last claim. ``decision`` is ``"reset"``, ``"rename"``, ``"copy"``, ``"delete"``, ``"delete-topic"``
     or ``"new-id"`` if an operator has decided that since then: the owner is then the operator and not a job. Only
-    `OffsetStore.group_state` looks it up. ``rows`` are all stored offsets, ``topics`` their topics.
+    `OffsetStore.group_state` looks it up. ``topics`` are those that the group has offsets of; ``stored`` are all its
+    offsets, also of partitions that a topic lacks which was created anew: letters of these are replayed.
 
     ``kafka`` is what Kafka keeps under the group's name, ``None`` if Kafka was not asked, or did not answer at all.
     ``broker_error`` says why it did not, or why the lags in time are missing.
@@ -220,7 +221,6 @@ class GroupState(_Together):
     group: str
     owner: GroupRow
     read_at: datetime
-    rows: Mapping[TopicPartition, StoredOffset]
     topics: Mapping[str, TopicState]
     kafka: GroupSnapshot | None = None
     broker_error: BrokerError | None = None
@@ -231,6 +231,7 @@ class GroupState(_Together):
     members: Sequence[FleetMember] = ()
     outbox: OutboxState | None = None
     relay: RelayStatus | None = None
+    stored: Mapping[TopicPartition, StoredOffset] = field(default_factory=dict[TopicPartition, StoredOffset])
 
     @property
     def partitions(self) -> dict[TopicPartition, PartitionState]:
@@ -241,10 +242,15 @@ class GroupState(_Together):
         return [part for topic in self.topics.values() for part in topic.partitions.values()]
 
     @property
+    def rows(self) -> dict[TopicPartition, StoredOffset]:
+        """What is stored of the partitions of `topics`."""
+        return {tp: part.stored for tp, part in self.partitions.items() if part.stored is not None}
+
+    @property
     def of_members(self) -> list[MemberState]:
         """The members, each with the partitions that it was the last to take: their rows have its token."""
         taken: dict[UUID, list[TopicPartition]] = {}
-        for tp, row in self.rows.items():
+        for tp, row in self.stored.items():
             taken.setdefault(row.token.claim_id, []).append(tp)
         return [MemberState(member, tuple(taken.get(member.member_id, ()))) for member in self.members]
 
@@ -320,7 +326,7 @@ class GroupState(_Together):
                 "perhaps by no one: no sink or consumer with dead_letters= is known to run, and a job that stores "
                 "offsets in transactions of its own replays none"
             )
-        topics, rows = self.run.topics, self.rows
+        topics, rows = self.run.topics, self.stored
         live = {member.member_id for member in self.members if member.is_live}
         # In a fleet a partition may have no member, such as one that Kafka no longer has.
         is_fleet = self.owner.fleet is not None
@@ -461,7 +467,6 @@ class _BesideKafka:
             group,
             store.groups[group],
             store.at,
-            rows,
             {name: self._topic(name, partitions, committed) for name, partitions in stored.items()},
             kafka,
             broker_error,
@@ -472,6 +477,7 @@ class _BesideKafka:
             members=store.members.get(group, ()),
             outbox=store.outbox.get(group),
             relay=store.relay,
+            stored=rows,
         )
 
     def _topic(

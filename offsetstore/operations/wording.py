@@ -161,7 +161,7 @@ def _of_deleted_group(plan: DeletedGroup) -> Iterator[Note]:
     else:
         yield from _removal(plan, "--delete")
     yield from _fencing(plan)
-    if plan.executed:
+    if plan.executed and not plan.contested:
         yield _warning("A job that starts under this name reads the topics anew, and writes the results again.")
 
 

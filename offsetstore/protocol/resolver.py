@@ -272,12 +272,12 @@ def _copied(facts: _Facts) -> Start | None:
     if facts.contested_epoch is None or facts.stamp is None or not facts.stamp.is_of(facts.store_id, facts.group):
         return None
     # Not compared with the row's token: claims that don't look at Kafka, and resets of other partitions, write tokens
-    # too (decision 0050).
-    if facts.stamp.epoch <= facts.contested_epoch:
+    # too (decision 0050). Without a row, results that a checkpoint vouches for are here: `_our_copy` refuses the start.
+    if facts.stamp.epoch <= facts.contested_epoch or (facts.stored is None and facts.adopted is not None):
         return None
     # A claim of our store that is later than the mark was made in a copy of the database, or was lost in a restore: its
     # offsets belong to results that are not here. Pinned, as after a contest (decision 0050).
-    at = facts.stored.next_offset if facts.stored is not None else facts.adopted or facts.log.beginning
+    at = facts.log.beginning if facts.stored is None else facts.stored.next_offset
     return _start(facts, at, Reason.COPY_STORED)
 
 
@@ -318,7 +318,7 @@ def _our_copy(facts: _Facts) -> Start | None:
             return _start(facts, row.next_offset, Reason.REWOUND_STORED)
         case "stored":
             first = facts.log.beginning if facts.at_timestamp is None else facts.at_timestamp
-            return _start(facts, facts.adopted or first, Reason.REWOUND_STORED)
+            return _start(facts, first, Reason.REWOUND_STORED)
         case _:
             found = "no stored offset" if row is None else f"offset {row.next_offset} stored"
             raise StoreRewound(

@@ -113,7 +113,7 @@ class Certificates:
             return
         # What an earlier attempt has left, keytool would not write again.
         shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory.mkdir(mode=0o700, parents=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         store = ("-keystore", "all.p12")
         key = ("-genkeypair", *store, "-keyalg", "EC", "-groupname", "secp256r1", "-validity", "365")
         self._keytool(*key, "-alias", "ca", "-dname", "CN=offsetstore authority", "-ext", "bc:critical=ca:true")

@@ -130,6 +130,7 @@ def test_broker_options_that_cant_be_meant_are_refused_by_key_alone(broker_optio
     ("text", "expected"),
     [
         ("15", 15.0),
+        (".5", 0.5),
         ("0.5", 0.5),
         ("2m", 120.0),
         ("PT90S", 90.0),
@@ -137,12 +138,13 @@ def test_broker_options_that_cant_be_meant_are_refused_by_key_alone(broker_optio
         ("2h", None),
         ("soon", None),
         ("nan", None),
+        ("inf", None),
     ],
 )
 def test_seconds_are_a_number_or_a_duration_within_bounds(text: str, expected: float | None) -> None:
     kind = options.Seconds(0.5, 3600)
     if expected is None:
-        with pytest.raises(click.BadParameter, match=r"0\.5 to 3600 seconds|not a number of seconds"):
+        with pytest.raises(click.BadParameter, match=r"not in the range|is not a .*number of seconds, or duration"):
             kind.convert(text, None, None)
     else:
         assert kind.convert(text, None, None) == expected

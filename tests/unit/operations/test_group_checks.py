@@ -52,7 +52,7 @@ def state(
     if copies is not None:
         partitions[P0] = replace(partitions[P0], committed=CommittedOffset(copies))
     rows = {tp: one.stored for tp, one in partitions.items() if one.stored is not None}
-    facts: dict[str, Any] = {"owner": OWNER, "read_at": NOW, "rows": rows, "kafka": GroupSnapshot({}), **more}
+    facts: dict[str, Any] = {"owner": OWNER, "read_at": NOW, "stored": rows, "kafka": GroupSnapshot({}), **more}
     return GroupState("billing", topics={"payments": TopicState(partitions, error)}, **facts)
 
 

@@ -181,7 +181,7 @@ def test_a_new_run_of_the_query_knows_the_letters_of_a_commit_without_an_answer(
     with claim.transaction() as tx:
         tx.lock({P0: OffsetRange(0, 0)})  # so that the batch has one COMMIT
     unknown = Mock(side_effect=CommitUnknown("no look-up succeeded"))
-    monkeypatch.setattr("offsetstore.store.transaction.settle", unknown)
+    monkeypatch.setattr("offsetstore.store.transaction.resolve_commit", unknown)
     losing.next(happens=True)
     with pytest.raises(CommitUnknown):
         job.write(0, 1)

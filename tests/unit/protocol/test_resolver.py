@@ -106,19 +106,6 @@ STARTS: dict[str, tuple[dict[TopicPartition, StoredOffset], BrokerView, dict[str
     "a copy of the database": ({P0: CONTESTED, P1: BESIDE}, copy(TWO, 60, 2), {}, [(40, Reason.COPY_STORED), AT_40]),
     "an older copy": ({P0: BESIDE, P1: CONTESTED}, copy(TWO, 60, 2), {}, [(40, Reason.STORED), AT_40]),
     "only the copy of the database knows it": ({P1: CONTESTED}, ONLY_IN_COPY, {}, [(5, Reason.COPY_STORED), AT_40]),
-    # The results up to a checkpoint that is adopted are here.
-    "only the copy and a checkpoint know it": (
-        {P1: CONTESTED},
-        ONLY_IN_COPY,
-        {"adopted": {P0: 30}},
-        [(30, Reason.COPY_STORED), AT_40],
-    ),
-    "only our own copy and a checkpoint know it": (
-        {P1: row(40)},
-        ONLY_IN_COPY,
-        {"adopted": {P0: 30}, "policy": StartPolicy(on_rewound="stored")},
-        [(30, Reason.REWOUND_STORED), (40, Reason.ONLY_STORED)],
-    ),
     **{
         f"below the row, topic id {was} and then {shown}": (
             {P0: row(40, topic_id=was)},
@@ -270,3 +257,10 @@ def test_the_explanation_says_where_why_what_was_known_and_what_has_vanished() -
     assert gone == "payments-1  vanished from Kafka: its stored offset goes to 0"
     nothing = resolve(stored, BrokerView("here", {}, {}))
     assert (nothing.json(), nothing.explain()) == ("{}", "")
+
+
+def test_what_only_a_copy_of_the_database_knows_is_refused_where_a_checkpoint_is_adopted() -> None:
+    """From the log's beginning, the job would write again what the plain query has written."""
+    with pytest.raises(StoreRewound) as caught:
+        resolve({P1: CONTESTED}, ONLY_IN_COPY, adopted={P0: 30}, store_id=US)
+    assert caught.value.topic_partition == P0
