@@ -19,7 +19,7 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
 # How every test is run, and the minutes that it takes on two quiet cores.
-WHOLE := --minutes=13 -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+WHOLE := --minutes=13 -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: help setup demo test test-16 durations check lint mutants chaos soak faults matrix compatibility bench bench-handlers bench-consumer bench-peers \
   bench-scale fmt migrate behaviours commands types board lock clean
