@@ -104,8 +104,6 @@ _SOON: Final = 1.0  # seconds after which a partition that could not be taken is
 # An attempt may wait for Kafka, or for a frozen owner. Other partitions are polled for three times as long as it took
 # (decision 0091).
 _SHARE: Final = 3
-# The command would be refused while a member is live.
-_STOPPED: Final = ", once all consumers are stopped"
 _HEARD: Final = 5.0  # seconds in which a member hears from Kafka that it has lost a partition: some heartbeats
 _PASSING: Final = (TopicMissing, LockTimeout, OffsetOutOfRange, BrokerUnavailable, StoreUnavailable, TransactionLost)
 """Errors that pass while partitions are taken: a topic that some brokers don't know yet, a frozen owner, a leader that
@@ -469,7 +467,7 @@ class Membership:
         self._member.observers.on(RecordsHeld(group=self._member.group, held=held))
         for tp, record in held.items():
             if tp not in self._held or self._held[tp].offset != record.offset:
-                skip = skipping(self._member, tp, OffsetRange(record.offset, record.offset + 1), when=_STOPPED)
+                skip = skipping(self._member, tp, OffsetRange(record.offset, record.offset + 1))
                 _log.warning("%s stands, far beyond the filter's own seconds: %s.%s", tp, record, skip)
         self._held = held
 
@@ -657,7 +655,7 @@ class Membership:
         @contextmanager
         def take() -> Generator[Taken | None]:
             place = single(polled)
-            with self._holding(delivery.ranges, "" if place is None else skipping(self._member, *place, when=_STOPPED)):
+            with self._holding(delivery.ranges, "" if place is None else skipping(self._member, *place)):
                 yield Taken(delivery)
 
         try:

@@ -792,11 +792,10 @@ def raise_own(failed: FunctionFailed) -> Never:
     raise failed.__cause__ or failed from None
 
 
-def skipping(claim: Claim, tp: TopicPartition, range_: OffsetRange, *, when: str = "") -> str:
-    """The command that moves the partition's stored offset past the only record of a range.
-
-    :param when: what comes first.
-    """
+def skipping(claim: Claim, tp: TopicPartition, range_: OffsetRange) -> str:
+    """The command that moves the partition's stored offset past the only record of a range."""
+    # While any member of a fleet is live, a reset is refused; a job that prints this has ended.
+    when = ", once all consumers are stopped" if claim.is_member else ""
     # `--from-offset`: run late, after the job has gone on, the command does nothing (decision 0020).
     words = ["reset", "-g", claim.group, "-t", f"{tp.topic}:{tp.partition}"]
     words += ["--from-offset", str(range_.from_), "--to-offset", str(range_.until)]

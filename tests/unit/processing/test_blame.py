@@ -40,7 +40,9 @@ def records_of(ranges: Ranges, without: Collection[Coordinates] = ()) -> set[Coo
     return {(tp, offset) for tp, range_ in ranges.items() for offset in range(range_.from_, range_.until)} - {*without}
 
 
-CLAIM: Any = SimpleNamespace(group="the billing", database=SimpleNamespace(schema="our store"), has_made_rows=False)
+CLAIM: Any = SimpleNamespace(
+    group="the billing", database=SimpleNamespace(schema="our store"), has_made_rows=False, is_member=False
+)
 
 
 @dataclass
@@ -546,7 +548,9 @@ def test_as_many_partitions_are_written_together_as_may_be(at_once: int, most: i
 
 def test_the_readme_gives_the_same_command() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    claim = SimpleNamespace(group="billing", database=SimpleNamespace(schema="public"), has_made_rows=False)
+    claim = SimpleNamespace(
+        group="billing", database=SimpleNamespace(schema="public"), has_made_rows=False, is_member=False
+    )
     error = blamed(BATCH, with_any((P0, 41)), claim=claim)
     _, _, command = error.next_step.partition("only this record: ")
     text, reason = command.replace(" 41 ", " 1041 ").replace(" 42 ", " 1042 ").split("…")
