@@ -186,6 +186,6 @@ def serve_dashboard(url: str, bootstrap_servers: str) -> Generator[str]:
     with (
         closing(Broker({"bootstrap.servers": bootstrap_servers})) as broker,
         OffsetStore.connect(url, schema="public") as store,
-        serving("DashboardServer")(store, broker, serving("Settings")(port=0)) as server,
+        serving("DashboardServer")(store, broker, serving("DashboardSettings")(port=0)) as server,
     ):
         yield server.url

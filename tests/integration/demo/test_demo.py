@@ -13,12 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import psutil
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from offsetstore import OffsetStore
 from offsetstore.cli.demo import demo
 from offsetstore.demo import at_least_once, job, kills, run
 from offsetstore.demo.flights import Ledger, produce_flights, read_flights, records_of
@@ -30,9 +32,7 @@ from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.servers import answers, is_process_of
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 
-# A shell that starts the tests in the background makes them ignore SIGINT, and their children with them.
-HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-COMMAND = [sys.executable, "-c", f"{HEED}; from offsetstore.cli.main import main; main()", "demo"]
+COMMAND = [sys.executable, "-c", "from offsetstore.cli.main import main; main()", "demo"]
 
 
 Demo: TypeAlias = Callable[..., tuple[dict[str, Any], str]]
@@ -116,6 +116,18 @@ def test_options_that_do_not_go_together_are_refused_at_once(tmp_path: Path) -> 
         assert done.exit_code == 2
         assert "Error: --poison" in done.output
         assert not (tmp_path / "out").exists()
+
+
+def test_the_dashboard_shows_the_groups_while_the_jobs_run(
+    offsetstore_database: str, offsetstore_kafka: KafkaBroker
+) -> None:
+    with OffsetStore.connect(offsetstore_database) as store:
+        store.claim("flights", topics=[TOPIC]).close()
+    with (
+        run.serve_dashboard(offsetstore_database, offsetstore_kafka.bootstrap_servers) as address,
+        urlopen(address, timeout=60) as answer,  # noqa: S310 - our own page
+    ):
+        assert (answer.status, b"flights" in answer.read()) == (200, True)
 
 
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
