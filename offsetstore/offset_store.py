@@ -785,7 +785,7 @@ class OffsetStore:
         dry_run: bool = False,
         if_plan: str | None = None,
     ) -> RefusedDecided:
-        """Move waiting rows from the outbox to those that Kafka refuses: they may block others of their topic.
+        """Move waiting rows from the outbox to the refused rows: they may block others of their topic.
 
         Parameters and errors as `retry_refused`. Rows that a relay is sending are left out: they may be in Kafka.
         """

@@ -714,7 +714,7 @@ def _expect_here(tx: PostgresSession, ids: Sequence[int]) -> None:
 
 def _expect_gone(tx: PostgresSession, ids: Collection[int], gone: int) -> None:
     """Expect that no rows are left that were to be deleted: they would be sent again, without end."""
-    # Somebody may have deleted some before, so the rows that are left count, not those that went.
+    # Somebody may have deleted some before, so the remaining rows count, not the deleted ones.
     if gone < len(ids):
         left = tx.one(LEFT, ids=as_array(ids))
         if left.rows:

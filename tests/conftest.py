@@ -60,6 +60,7 @@ class _Scheduling(LoadFileScheduling):
         return "Spark" if nodeid.startswith(ON_SPARK) else super()._split_scope(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)  # also without xdist's plugin
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 

@@ -113,7 +113,7 @@ def consume(
         else:
             # Imported here: without --port, the extra monitoring need not be installed.
             what = "`offsetstore consume --port`"
-            serving = find("offsetstore.monitoring.server", "WholeMonitoring", what=what, extra="monitoring")
+            serving = find("offsetstore.monitoring.whole", "WholeMonitoring", what=what, extra="monitoring")
             monitoring = closing.enter_context(serving(supervisor, port, host=host, token=token))
             _say(f"probes and metrics are at http://{url_host(host)}:{monitoring.port}")
         _say(f"{processes} process{'' if processes == 1 else 'es'} of {function}; Ctrl-C or SIGTERM ends all")

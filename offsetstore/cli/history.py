@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
@@ -18,6 +19,17 @@ _KEYS: Final = (
     "at event *topic_partition from=from_offset to=to_offset epoch=token.epoch "
     "claim_id=token.claim_id actor reason db_role"
 )
+
+
+def _show(
+    found: Iterable[object], ask: AskOptions, *, group: str, of: str, columns: str, keys: str, follow: bool
+) -> None:
+    """Print the lines as they come, or all of them as one answer."""
+    if follow:
+        print_followed(found, columns, keys, as_json=ask.as_json)
+        return
+    lines = [*found]
+    ask.show(document(lines, f"group {of}=.[{keys}]", group=group), Table.of(columns, lines))
 
 
 @click.command()
@@ -53,12 +65,9 @@ def history(
       offsetstore history -g billing --event reset --since 2025-03-01T00:00Z
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     with ask.about(group) as store:
-        if follow:
-            following = store.follow_history(group, since=since, events=events, limit=limit)
-            print_followed(following, _COLUMNS, _KEYS, as_json=ask.as_json)
-            return
-        found = store.history(group, since=since, events=events, limit=limit)
-    ask.show(document(found, f"group events=.[{_KEYS}]", group=group), Table.of(_COLUMNS, found))
+        find = store.follow_history if follow else store.history
+        found = find(group, since=since, events=events, limit=limit)
+        _show(found, ask, group=group, of="events", columns=_COLUMNS, keys=_KEYS, follow=follow)
 
 
 _ERROR_COLUMNS: Final = "at, source, #times, #batch, error=error_class, text"
@@ -106,12 +115,9 @@ def errors(
       offsetstore errors -g billing --source batch -n 5
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     with ask.about(group) as store:
-        if follow:
-            following = store.follow_errors(group, since=since, sources=sources, limit=limit)
-            print_followed(following, _ERROR_COLUMNS, _ERROR_KEYS, as_json=ask.as_json)
-            return
-        found = store.errors(group, since=since, sources=sources, limit=limit)
-    ask.show(document(found, f"group errors=.[{_ERROR_KEYS}]", group=group), Table.of(_ERROR_COLUMNS, found))
+        find = store.follow_errors if follow else store.errors
+        found = find(group, since=since, sources=sources, limit=limit)
+        _show(found, ask, group=group, of="errors", columns=_ERROR_COLUMNS, keys=_ERROR_KEYS, follow=follow)
 
 
 _RUN_COLUMNS: Final = ("started", "until", "state", "phase", "#batch", "#rows", "#epoch", "owner")

@@ -417,7 +417,7 @@ class Membership:
             self._poll(1, 0.0)
 
     def _polled_alone(self) -> AbstractSet[TopicPartition]:
-        """Partitions that others have kept waiting, except those that have just not answered (decision 0101)."""
+        """Partitions that others have kept waiting, except unanswered ones (decision 0101)."""
         now = time.monotonic()
         starving = {tp for tp in self._feed.starving if self._excused.get(tp, (0.0, 0.0))[0] <= now}
         before, since = self._alone
@@ -615,7 +615,7 @@ class Membership:
         now = time.monotonic()
         due = [tp for tp, at in self._untaken.items() if at <= now]
         apart = [tp for tp in due if tp in self._refused and (not self._refused[tp] or self._alone_at <= now)]
-        # One at a time, and first those that may have been refused because of another partition (decision 0091).
+        # One at a time. First the letters that may have been refused because of another partition (decision 0091).
         due = sorted(apart, key=lambda tp: (self._refused[tp], self._untaken[tp]))[:1] or [
             tp for tp in due if tp not in self._refused
         ]

@@ -147,7 +147,7 @@ class Feed:
             self._since = None
 
     def add(self, tp: TopicPartition, records: Iterable[ConsumedRecord], topic_id: str = "") -> None:
-        """Gather a partition's records, except those that it has already, or of a partition that it was not given.
+        """Gather a partition's records, except records that it has already, or of a partition that it was not given.
 
         :param topic_id: for filters, see `offsetstore.Record`.
         """

@@ -128,7 +128,7 @@ class HandledRecords(PolledRecords):
 
 
 def topic_ids_of(claim: Claim, known: dict[str, str], records: Sequence[ConsumedRecord]) -> Mapping[str, str]:
-    """Kafka's ids of the records' topics, for `offsetstore.Record.id`; ``known`` keeps those that were read before."""
+    """Kafka's ids of the records' topics, for `offsetstore.Record.id`; ``known`` keeps the ids read before."""
     topics = {record.topic_partition.topic for record in records}
     if not topics <= known.keys():
         known |= {**dict.fromkeys(topics, ""), **known_ids(claim.offsets())}

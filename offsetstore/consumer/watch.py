@@ -118,7 +118,7 @@ class CarefulFeed(Feed):
             return super().room
         size = sum(apart.bytes for apart in self._apart.values())
         rows = sum(len(apart.records) for apart in self._apart.values())
-        # Half of the limits is for other partitions, so that none of them waits for those that are kept apart.
+        # Half of the limits is for other partitions, so that none of them waits for the partitions kept apart.
         size = max(self._limits.bytes - size, (self._limits.bytes + 1) // 2) - self._bytes
         rows = max(self._limits.rows - rows, (self._limits.rows + 1) // 2) - self._count
         return max(0, min(super().room, rows, 1 + int(size / max(1.0, self._mean)))) if size > 0 else 0

@@ -410,7 +410,7 @@ class Outlet:
             del done  # its error holds this frame, and so the producer
 
     def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:  # noqa: C901, PLR0912 - the client's answers
-        """Hand the rows to librdkafka; return those that the client itself refuses, and why."""
+        """Hand the rows to librdkafka; return the rows that the client itself refuses, and why."""
         refused: dict[int, str] = {}
         self._handed = 0
         produce = producer.produce

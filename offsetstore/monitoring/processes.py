@@ -1,4 +1,4 @@
-"""Keeps the processes of a consumer running: starts them, replaces those that died, hang or grow, and drains them."""
+"""Keeps the processes of a consumer running: starts them, replaces any that dies, hangs or grows, and drains them."""
 
 from __future__ import annotations
 

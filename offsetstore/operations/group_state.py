@@ -205,8 +205,8 @@ class GroupState(_Together):
 
     ``owner`` is the last claim. ``decision`` is ``"reset"``, ``"rename"``, ``"copy"``, ``"delete"``, ``"delete-topic"``
     or ``"new-id"`` if an operator has decided that since then: the owner is then the operator and not a job. Only
-    `OffsetStore.group_state` looks it up. ``topics`` are those that the group has offsets of; ``stored`` are all its
-    offsets, also of partitions that a topic lacks which was created anew: letters of these are replayed.
+    `OffsetStore.group_state` looks it up. ``topics`` are the topics of its offsets; ``stored`` are all its offsets,
+    also of partitions that a recreated topic lacks, whose letters are replayed all the same.
 
     ``kafka`` is what Kafka keeps under the group's name, ``None`` if Kafka was not asked, or did not answer at all.
     ``broker_error`` says why it did not, or why the lags in time are missing.

@@ -205,7 +205,7 @@ def _list(columns: str) -> str:
 
 
 def _newest(columns: str) -> str:
-    """Select the newest ``:within`` letters in these states, or those that follow a letter."""
+    """Select the newest ``:within`` letters in these states, or the ones after a letter."""
     return _LIST % (columns, "true", _NEWEST, "CAST(:within AS bigint)", _NEWEST, "CAST(:within AS bigint)")
 
 

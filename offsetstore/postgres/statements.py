@@ -549,7 +549,7 @@ def execute_together(
     values: Mapping[str, object] | None = None,
     row_factory: RowFactory[Any] = tuple_row,
 ) -> list[StatementResult]:
-    """Run the statements, and return their results. After an error the server skips those that follow.
+    """Run the statements, and return their results. After an error the server skips the rest.
 
     :param values: by name, for ``%(name)s``; with ``None`` the text is sent as it is.
     """

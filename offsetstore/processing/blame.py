@@ -354,7 +354,7 @@ class _Sweep:
         return dead
 
     def _singles_of(self, units: Sequence[Together]) -> list[Together]:
-        """Try the units, all at once first; return those that a hint left out, or that halving has made single."""
+        """Try the units, all at once first; return the units that a hint left out, or that halving has made single."""
         if len(units) == 1:
             return [*units]
         hinted, parts = self._without_hinted(units)
@@ -410,7 +410,7 @@ class _Sweep:
         return [unit for [unit] in waiting]
 
     def _until_nothing_is_accepted(self, units: Iterable[Together]) -> list[Together]:
-        """Try the units in turn, again and again; return those that are refused on top of all that is accepted."""
+        """Try the units in turn, again and again; return the units that are refused on top of all that is accepted."""
         waiting = deque(units)
         # Some of these were already tried alone; they are tried again here, and must count once.
         refused_in_turn = self.in_a_row = 0

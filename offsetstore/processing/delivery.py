@@ -91,7 +91,7 @@ class CarefulPart(Protocol):
         ...
 
     def fail_again(self, numbers: Sequence[int]) -> Mapping[int, FunctionFailed]:
-        """Compute some of the failed records once more; return those that fail again.
+        """Compute some of the failed records once more; return the ones that fail again.
 
         :raises FunctionFailed: a record that could be computed before fails now: no record is to blame.
         """

@@ -471,7 +471,7 @@ class Recovery:
     def _discover(
         self, run: _Run, plan: DeliveryPlan, part: CarefulPart, dead: Mapping[int, _Dead], refused: RowsRefused
     ) -> Found:
-        """Find the bad records among those that are not known to be bad.
+        """Find the bad records among the ones not known to be bad.
 
         :raises Halve: there was not enough time.
         """

@@ -424,7 +424,7 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
         ...
 
     def expect_grants(self) -> None:
-        """Expect that the role has all privileges of a job, including those that a new revision added.
+        """Expect that the role has all privileges of a job, including any that a new revision added.
 
         :raises MissingPrivilege: with what is missing, and the command that prints the grants.
         """

@@ -69,7 +69,7 @@ class FleetSession(Protocol):
         ...
 
     def trim_members(self, group: str, fleet_id: UUID) -> None:
-        """Remove members of other fleets, and those that have been silent for a day. Rows that are locked stay.
+        """Remove members of other fleets, and members that have been silent for a day. Rows that are locked stay.
 
         Only under the group's lock: without it, the members of a fleet that takes the group meanwhile would go.
         """

@@ -353,7 +353,7 @@ class LetterSession(Protocol):
         ...
 
     def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
-        """Lock letters FOR UPDATE, in order, and return those that exist, with ``is_overtaken``."""
+        """Lock letters FOR UPDATE, in order, and return the existing ones, with ``is_overtaken``."""
         ...
 
     def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:

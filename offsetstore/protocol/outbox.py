@@ -34,7 +34,7 @@ MOST_ROWS: Final = 10_000
 """Rows of one batch."""
 
 MOST_COUNTED: Final = 100_000
-"""Rows of the outbox that are read to count those that wait."""
+"""How many rows of the outbox are read to count the waiting ones."""
 
 LOOKS: Final = 10
 """How often Kafka is asked for a mark that it seems to have lost, until it counts as lost."""
@@ -249,7 +249,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Database: read the rows of a recorded batch. Answer: those that still exist, in order of id."""
+    """Database: read the rows of a recorded batch. Answer: the rows that still exist, in order of id."""
 
     ids: Sequence[int]
 

@@ -67,7 +67,7 @@ class Numbering(Protocol):
 
 
 class OfRanges:
-    """A `Numbering` of the offsets of ranges, also of those that have no record."""
+    """A `Numbering` of the offsets of ranges, also of offsets without a record."""
 
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = sorted(ranges.items())

@@ -102,7 +102,7 @@ def until_believed(
 ) -> _T:
     """Take the group or a part of it, with retries; with ``takeover="wait"`` also while its owner is live.
 
-    :param proven: selects the losses to record from those that the last attempt has confirmed.
+    :param proven: selects the losses to record from the losses that the last attempt has confirmed.
     """
     deadline = time.monotonic() + request.takeover_timeout
     evidence = Evidence()

@@ -57,7 +57,7 @@ class Member(Claim):
 
     ``fleet`` is the token of the group's row, which all members share, and ``fleet_name`` tells the cluster and the
     group in Kafka. ``starting`` is where the whole group starts, for the member that has founded the fleet.
-    ``partitions`` are those that it has: a transaction with any other raises `PartitionLost`, and may be repeated
+    ``partitions`` are the member's own: a transaction with any other raises `PartitionLost`, and may be repeated
     without it. Once it ``is_lost``, the group is no longer the fleet's. ``doubts`` are partitions that could not be
     taken because their logs end below the stored offsets, and since when, by the monotonic clock: for half a minute a
     new leader may not know the end.

@@ -65,7 +65,7 @@ class IntoTable(ABC):
             self.table = locate_target(connection, self.table)
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
-        """Compare the columns with the table's, and the role's privileges with those that it needs.
+        """Compare the columns with the table's, and the role's privileges with the required ones.
 
         :raises ColumnMismatch: the columns don't fit, the key of an `Upsert` is not unique, or there is no such table.
         :raises UnsafeTarget: the table, or a partition of it, is UNLOGGED, temporary or foreign.

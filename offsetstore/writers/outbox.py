@@ -132,7 +132,7 @@ def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _headers(batch: pa.RecordBatch) -> list[Any]:
-    """The headers of each row, and then those that follow its record."""
+    """The headers of each row, and then the propagated ones of its record."""
     own = _values(batch, "headers")
     if not has_headers(batch.schema):
         return own

@@ -15,7 +15,7 @@ import yaml
 
 from offsetstore.monitoring import exporter
 from offsetstore.monitoring.exporter import Gauge
-from offsetstore.monitoring.server import FAILURES, READY
+from offsetstore.monitoring.whole import FAILURES, READY
 from tests.support.grafana_board import text
 
 RULES: Final[dict[str, Any]] = yaml.safe_load(

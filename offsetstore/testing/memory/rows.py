@@ -55,7 +55,7 @@ class Changes:
 
 
 class Shared:
-    """What all transactions of one database share; ``changed`` guards it, and wakes those that wait for a lock.
+    """What all transactions of one database share; ``changed`` guards it, and wakes whoever waits for a lock.
 
     A deadlock is not distinguished from a long wait: ``lock_timeout`` ends both.
     """

@@ -27,7 +27,7 @@ from offsetstore.monitoring import processes
 from offsetstore.monitoring.health import Code, Finding, Verdict
 from offsetstore.monitoring.page import Death, End, Orders, Page, Restart, Words
 from offsetstore.monitoring.processes import Care, Process, Report, Supervisor
-from offsetstore.monitoring.server import FAILURES, READY, WholeMonitoring
+from offsetstore.monitoring.whole import FAILURES, READY, WholeMonitoring
 from offsetstore.offsets import OffsetRange, TopicPartition
 from tests.support.background import in_background
 from tests.support.clock import Clock

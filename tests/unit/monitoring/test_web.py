@@ -102,7 +102,7 @@ def half_requests(port: int, count: int) -> Generator[list[socket.socket]]:
 FLOODED = """\
 import resource, sys, threading
 from offsetstore.monitoring.processes import Supervisor
-from offsetstore.monitoring.server import WholeMonitoring
+from offsetstore.monitoring.whole import WholeMonitoring
 from tests.unit.monitoring.test_processes import reporting
 
 resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))

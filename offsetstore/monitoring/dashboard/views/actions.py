@@ -284,7 +284,7 @@ def _actor(request: Request, who: str) -> str:
 
 
 def _ours(error: Exception) -> OffsetStoreError:
-    """Make the error ours: the library raises those that it does not expect as the database's."""
+    """Make the error ours: the library raises unexpected errors as the database's."""
     if isinstance(error, errors.OffsetStoreError):
         return error
     if (ours := of_database(error)) is None:

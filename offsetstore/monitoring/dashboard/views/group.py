@@ -94,7 +94,7 @@ class Chosen:
         }
 
     def sorted(self, group: GroupState, stands: Collection[TopicPartition]) -> list[TopicPartition]:
-        """The partitions, sorted. By lag: those that stand, then those whose lag is unknown, then the largest lag."""
+        """The partitions, sorted. By lag: standing ones, then unknown lags, then the largest lag."""
         found = {
             tp: part.lag
             for topic in ([self.topic] if self.topic else sorted(group.topics))

@@ -35,7 +35,7 @@ STATE_WORDS: Final = {
 
 
 def letters(request: Request) -> Response:
-    """Count the letters, group them by their errors, and list those that match a filter."""
+    """Count the letters, group them by their errors, and list all that match a filter."""
     name = group_of(request).group
     store, query = dashboard_of(request).store, request.query_params
     state = query.get("state", "open")
