@@ -16,8 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from offsetstore import Append, Broker, DeadLetters, OffsetStore, TransactionalSink, Upsert
 from offsetstore.demo.job_settings import GROUP, JobSettings, pause
 from offsetstore.demo.tables import ADDED, COLUMNS, KEY, OURS, WORST, connected
-from offsetstore.local.spark.java import QUICK
-from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf, stop_session
+from offsetstore.local.java import QUICK
+from offsetstore.local.spark import local_session, quick_conf, spark_conf, stop_session
 from offsetstore.protocol.events import BatchStarted, Event
 from offsetstore.runtime import failpoints
 from offsetstore.spark import tuned

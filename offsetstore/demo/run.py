@@ -26,9 +26,9 @@ from offsetstore.demo.tables import add_rules, connected
 from offsetstore.kafka.admin import NewRecord
 from offsetstore.kafka.broker import Broker
 from offsetstore.lazy import find
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.local.spark.launch import quick_conf, spark_conf
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
+from offsetstore.local.spark import quick_conf, spark_conf
 from offsetstore.offset_store import OffsetStore
 from offsetstore.postgres.migrate import upgrade
 

@@ -8,7 +8,7 @@ import yaml
 from sqlalchemy import make_url
 
 from offsetstore.demo import flights, job, job_settings
-from offsetstore.local.spark.artifacts import KAFKA_VERSION
+from offsetstore.local.jars import KAFKA_VERSION
 from tests.packaging.building import REQUIREMENTS, ROOT, pins
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]

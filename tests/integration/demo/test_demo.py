@@ -28,7 +28,7 @@ from offsetstore.demo.job_settings import TOPIC, URL, JobSettings
 from offsetstore.demo.kills import POISON_POINTS, Kill
 from offsetstore.demo.tables import OURS, THEIRS, Findings, connected, verify
 from offsetstore.kafka.admin import delete_topic
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.local.servers import answers, is_process_of
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 

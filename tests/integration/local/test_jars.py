@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from offsetstore.errors import MissingDependency
-from offsetstore.local.spark.artifacts import Artifact, JarSet
-from offsetstore.local.spark.jars import jars
+from offsetstore.local.jars import Artifact, JarSet, jars
 
 THINGS = JarSet("things", (Artifact("org.things", "thing", "1.0"),))
 SETTINGS = """\
@@ -90,8 +89,7 @@ def test_what_is_not_published_is_replaced_by_what_is_and_found_again(repository
 
 def test_two_processes_at_once_download_once(repository: Path) -> None:
     script = (
-        "from offsetstore.local.spark.artifacts import Artifact, JarSet\n"
-        "from offsetstore.local.spark.jars import jars\n"
+        "from offsetstore.local.jars import Artifact, JarSet, jars\n"
         f"print(len(jars({THINGS!r})))\n"
     )
     both = [

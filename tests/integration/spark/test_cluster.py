@@ -24,8 +24,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy import text
 
 from offsetstore import Execute, OffsetStore, TransactionalSink
-from offsetstore.local.postgres.binaries import find_binaries
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer, find_binaries
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.work import Work

@@ -25,8 +25,7 @@ from offsetstore import (
     Work,
 )
 from offsetstore.errors import ConfigurationError, ExitCode, FunctionFailed, UnsupportedQuery, exit_code
-from offsetstore.local.spark.artifacts import SCALA, Artifact, JarSet
-from offsetstore.local.spark.jars import jars
+from offsetstore.local.jars import SCALA, Artifact, JarSet, jars
 from offsetstore.protocol.events import BatchEnded
 from offsetstore.protocol.letters import Payload, digest
 from offsetstore.protocol.observers import Observers
