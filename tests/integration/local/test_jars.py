@@ -88,10 +88,7 @@ def test_what_is_not_published_is_replaced_by_what_is_and_found_again(repository
 
 
 def test_two_processes_at_once_download_once(repository: Path) -> None:
-    script = (
-        "from offsetstore.local.jars import Artifact, JarSet, jars\n"
-        f"print(len(jars({THINGS!r})))\n"
-    )
+    script = f"from offsetstore.local.jars import Artifact, JarSet, jars\nprint(len(jars({THINGS!r})))\n"
     both = [
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
