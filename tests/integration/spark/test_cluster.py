@@ -29,7 +29,7 @@ from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.work import Work
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
-from offsetstore.spark.executors.record_batches import Parts
+from offsetstore.spark.executors.task import Parts
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.cluster import Cluster, python_workers
 from tests.support.postgres import Database
