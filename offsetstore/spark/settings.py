@@ -13,7 +13,7 @@ from offsetstore.processing.handling import Handler
 from offsetstore.processing.runner import RunnerSettings
 from offsetstore.protocol.marking import check_marking
 from offsetstore.protocol.ports import Writer, declares
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
+from offsetstore.spark.columns import KAFKA_COLUMNS
 from offsetstore.store.claim import Claim
 
 Atomicity: TypeAlias = Literal["batch", "partition"]

@@ -241,7 +241,7 @@ def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
 
 
 def _session(directory: Path) -> SparkSession:
-    from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf  # noqa: PLC0415
+    from offsetstore.local.spark import local_session, quick_conf, spark_conf  # noqa: PLC0415
 
     (directory / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
     events = directory / "events"

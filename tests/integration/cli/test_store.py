@@ -8,7 +8,7 @@ import pytest
 
 from offsetstore import OffsetStore, TopicPartition
 from offsetstore.errors import ForeignStore, StoreMoved
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.testing import StaticBroker

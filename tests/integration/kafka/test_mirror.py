@@ -17,7 +17,7 @@ from confluent_kafka import Consumer
 
 from offsetstore import Broker, OffsetStore, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.kafka.admin import NewRecord, produce
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.protocol.stamp import MAX_BYTES, Stamp, digest
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import in_background

@@ -19,7 +19,7 @@ import pytest
 from offsetstore import Broker, OffsetStore, Relay, TopicPartition
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.protocol.events import OutboxBlocked, OutboxRefused, OutboxSent, OutboxWaits
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.runtime import failpoints

@@ -14,8 +14,8 @@ import pytest
 from offsetstore import Broker, Claim, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import ForeignStore, LogTruncated, StoreMoved, StoreRewound
 from offsetstore.kafka.admin import NewRecord, produce
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.offsets import CommittedOffset
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine

@@ -14,7 +14,7 @@ import pytest
 from offsetstore.errors import TopicMissing
 from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import NewRecord, create_topic, delete_records, delete_topic, produce
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.protocol.ports import BrokerOverview, FoundRecord, LogEnds
 from offsetstore.testing.fixtures import NewTopic
