@@ -103,7 +103,10 @@ class IntoTable(ABC):
         return [Misfit(row, found[row]) for row in sorted(found)]
 
     def _refusals(self, names: Collection[str] = (), *, copied: str | None = None) -> AbstractContextManager[None]:
-        return refusals(self.table, names, copied=copied, grants=self.table.as_option(self.option))
+        # A name with a dot inside can't be written as an option's value.
+        is_readable = "." not in f"{self.table.schema or ''}{self.table.name}"
+        grants = [self.option, str(self.table)] if is_readable else None
+        return refusals(self.table, names, copied=copied, grants=grants)
 
     @abstractmethod
     def uses_kafka_column(self, schema: pa.Schema) -> bool:

@@ -1,4 +1,4 @@
-"""`Upsert` merges one row per key with what is stored: the roles of its columns, and its SQL.
+"""`Upsert`, which merges one row per key with what is stored, the roles of its columns, and its SQL.
 
 One INSERT combines the rows of a temporary table by key, and merges them into the target. Rows are written in the order
 of their keys, so that parallel upserts lock them in one order.
@@ -32,7 +32,7 @@ _COORDINATES = {
     "offset": Column(name=f"{KAFKA}.offset", type_name="bigint", kind="int8"),
 }
 _ARROW = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-# NULL if none are copied.
+# Their columns in the temporary table: NULL if none are copied.
 _NO_COORDINATES = sql.SQL(
     """NULL::text COLLATE "C" AS {topic}, NULL::integer AS {partition}, NULL::bigint AS {offset}"""
 )

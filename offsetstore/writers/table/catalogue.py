@@ -162,10 +162,6 @@ class TableName:
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.name) if self.schema is None else sql.Identifier(self.schema, self.name)
 
-    def as_option(self, option: str) -> list[str] | None:
-        """Write an option of a command; ``None`` if `parse` could not read the name."""
-        return None if "." in f"{self.schema or ''}{self.name}" else [option, str(self)]
-
     def __str__(self) -> str:
         return self.name if self.schema is None else f"{self.schema}.{self.name}"
 
