@@ -51,7 +51,7 @@ from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.scan import place
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
-from offsetstore.writers.into_table import Append, Upsert
+from offsetstore.writers import Append, Upsert
 
 TASK_THRESHOLD: Final = 10_000
 """In offsets: the driver writes a batch of up to this size, since starting tasks would take longer (decision 0030)."""

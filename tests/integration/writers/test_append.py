@@ -17,7 +17,7 @@ from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 from offsetstore.runtime.failpoints import FailpointReached
 from offsetstore.writers import Append, Execute, Upsert
-from offsetstore.writers.arrow.encoding import CHUNK_ROWS
+from offsetstore.writers.arrow.copying import CHUNK_ROWS
 from tests.integration.writers.writing import Database, batch, kafka
 from tests.support.work import work_on
 
