@@ -14,13 +14,11 @@ from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, Co
 from offsetstore.kafka import requests
 from offsetstore.kafka.acls import Acl, probed_groups
 from offsetstore.kafka.client import BACKOFF, Client, Deadline, Missing
-from offsetstore.kafka.committed import committed_offsets
 from offsetstore.kafka.errors import PASSING, no_answer
-from offsetstore.kafka.group_offsets import GroupOffsets
+from offsetstore.kafka.group_offsets import GroupOffsets, committed_offsets
 from offsetstore.kafka.outlet import Outlet
 from offsetstore.kafka.overview import GroupConnections, find_first_records, read_records, take_snapshot
-from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
-from offsetstore.kafka.settings.spark import read_options
+from offsetstore.kafka.settings import ClientSettings, read_options, topic_names
 from offsetstore.kafka.truncation import PARTITIONS, find_resets
 from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.arguments import check_seconds, check_whole

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from offsetstore.errors import BrokerError, ConfigurationError
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe, no_answer
-from offsetstore.kafka.settings.java import instead_of
+from offsetstore.kafka.java_settings import instead_of
 from offsetstore.runtime.background import meanwhile
 from offsetstore.runtime.functions import call
 
