@@ -272,7 +272,11 @@ class Broker:
                 resets = {}
             else:
                 # An offset outside the log gets the same code: only a log that holds it was truncated (decision 0049).
-                resets = {tp: at for tp, at in resets.items() if _holds(logs[tp], pairs[tp].offset)}
+                resets = {
+                    tp: at
+                    for tp, at in resets.items()
+                    if (high := logs[tp].high) is not None and logs[tp].beginning <= pairs[tp].offset <= high
+                }
         return {**untold, **resets}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
@@ -499,10 +503,6 @@ class Broker:
                     "this Broker was used before a fork, and its client's threads live in the other process",
                     "Create a Broker in this process, or start processes with the spawn method.",
                 )
-
-
-def _holds(log: Watermarks, offset: int) -> bool:
-    return log.high is not None and log.beginning <= offset <= log.high
 
 
 def _missing(missing: Missing, there: list[str], address: str) -> TopicMissing:

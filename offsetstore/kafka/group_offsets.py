@@ -239,12 +239,18 @@ class GroupOffsets:
 
         :raises BrokerError: as `offsetstore.protocol.ports.BrokerOffsets.commit` says.
         """
+        doing = Doing(f"committing the offsets of group {self.group}", permission="READ", harmless=_HARMLESS)
         missing: TopicMissing | None = None
         for part in in_requests(self.group, offsets):
-            try:
-                self._commit(part, deadline)
-            except TopicMissing as error:
-                missing = missing or error
+            wanted = [_partition(tp, offset) for tp, offset in part.items()]
+            self._reported.clear()
+            error, partitions = self._try_to_commit(wanted, deadline, grace=MISSING_GRACE)
+            if error is None:
+                continue
+            refusal = self._refusal(error, partitions, part, doing, deadline)
+            if not isinstance(refusal, TopicMissing):
+                raise refusal
+            missing = missing or refusal
         if missing is not None:
             raise missing
 
@@ -269,14 +275,6 @@ class GroupOffsets:
                 return False
             raise no_answer(error, self._reported, doing, deadline.seconds)
         return True
-
-    def _commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
-        doing = Doing(f"committing the offsets of group {self.group}", permission="READ", harmless=_HARMLESS)
-        wanted = [_partition(tp, offset) for tp, offset in offsets.items()]
-        self._reported.clear()
-        error, partitions = self._try_to_commit(wanted, deadline, grace=MISSING_GRACE)
-        if error is not None:
-            raise self._refusal(error, partitions, offsets, doing, deadline)
 
     def _try_to_commit(
         self, wanted: list[ck.TopicPartition], deadline: Deadline, *, grace: float

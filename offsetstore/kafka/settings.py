@@ -126,16 +126,16 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
             expected="a classic session",
             next_step="Run the job with spark-submit, or with SparkSession.builder.master(...).",
         )
-    lowered = {key.lower(): _text(value) for key, value in options.items() if value is not None}
+    lowered = {
+        key.lower(): str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in options.items()
+        if value is not None
+    }
     check_reader(lambda name: lowered.get(name.lower()))
     topics, partitions = _topics(lowered)
     kafka = {key.removeprefix(PREFIX): value for key, value in lowered.items() if key.startswith(PREFIX)}
     headers = spark_boolean("includeHeaders", lowered.get("includeheaders", "false"))
     return ReaderOptions(librdkafka_settings(kafka), topics, partitions, headers)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _topics(options: Mapping[str, str]) -> tuple[tuple[str, ...] | None, dict[str, frozenset[int]] | None]:
