@@ -47,7 +47,7 @@ from offsetstore.errors import (
 from offsetstore.kafka.broker import Broker
 from offsetstore.kafka.client import LOG, make
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe
-from offsetstore.kafka.settings.librdkafka import topic_names
+from offsetstore.kafka.settings import topic_names
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import EpochPair, OffsetRange, Ranges, TopicPartition
 from offsetstore.processing.between import Flush, Tick

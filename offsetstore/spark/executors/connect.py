@@ -23,8 +23,7 @@ from pyspark.sql import SparkSession
 from offsetstore.errors import ConfigurationError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import Token, TopicPartition
-from offsetstore.postgres.address import DatabaseAddress, Secrets, secrets_of
-from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.postgres.database import DatabaseAddress, PostgresDatabase, Secrets, secrets_of
 from offsetstore.postgres.url import VARIABLE, connection_parameters
 from offsetstore.protocol.metadata import Formats, format_of
 from offsetstore.protocol.retries import Retries, Timeouts
