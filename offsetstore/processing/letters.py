@@ -246,7 +246,7 @@ class Recovery:
             self._careful = max(0, self._careful - 1)
             self._run = _Run(delivery, stored)
         else:
-            watch, suspects = Stopwatch(before.watch.seconds), dict.fromkeys(before.suspects)
+            watch, suspects = Stopwatch({**before.watch.seconds}), dict.fromkeys(before.suspects)
             self._run = replace(before, delivery=delivery, stored=stored, watch=watch, suspects=suspects, ending=None)
         return self._run
 
