@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -76,7 +77,7 @@ class PolledRecords:
         chosen: list[ConsumedRecord] = []
         for tp, range_ in sorted(part.items()):
             records = self.polled[tp].records
-            begin, end = (bisect_left(records, at, key=_offset) for at in (range_.from_, range_.until))
+            begin, end = (bisect_left(records, at, key=attrgetter("offset")) for at in (range_.from_, range_.until))
             chosen += records[begin:end]
         return [record for record in chosen if record.coordinates not in without] if without else chosen
 
@@ -129,10 +130,6 @@ class PolledRecords:
     def repeats(self) -> bool:
         """See `Delivery`: the transform is called twice, and its rows are compared."""
         return Computation(self.claim, self.outputs, lambda: self.sleep(0)).repeats(self.records(self.ranges))
-
-
-def _offset(record: ConsumedRecord) -> int:
-    return record.offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +258,10 @@ class Computation:
                 first.append(first[-1] + (made[name][0].num_rows if made else 0))
         # Without a batch there would be no columns.
         if not any(batches.values()):
-            batches = {name: [rows] for name, rows in self._of_none().items()}
+            try:
+                batches = {name: [rows] for name, (rows, _) in self._made([]).items()}
+            except TransformRaised as error:
+                raise error.failed() or error from error.__cause__
         by_record: dict[str, RowsByRecord] = {}
         for name, parts in batches.items():
             by_record[name] = RowsByRecord(outputs.writers[name], _joined(parts), firsts[name], outputs.handling)
@@ -272,16 +272,6 @@ class Computation:
             return {n: why for n, why in tried.items() if isinstance(why, FunctionFailed)}
 
         return ComputedRecords.of(records, outputs, by_record, rejected=rejected, failed=failed, failing=failing)
-
-    def _of_none(self) -> dict[str, pa.RecordBatch]:
-        """The batches, with columns but no rows, that the transform makes of no records.
-
-        :raises FunctionFailed: the transform can't make them.
-        """
-        try:
-            return {name: rows for name, (rows, _) in self._made([]).items()}
-        except TransformRaised as error:
-            raise error.failed() or error from error.__cause__
 
     def _made(self, records: Sequence[ConsumedRecord]) -> dict[str, tuple[pa.RecordBatch, Rejected | None]]:
         made = self._outputs.made(self._claim, records)
