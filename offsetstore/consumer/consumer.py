@@ -24,10 +24,16 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
 from offsetstore.consumer.commits import Commits
-from offsetstore.consumer.delivery import ComputedRecords, Polled, PolledRecords
+from offsetstore.consumer.delivery import (
+    ArrowTransform,
+    ComputedRecords,
+    ConsumerOutputs,
+    Polled,
+    PolledRecords,
+    TransformRaised,
+)
 from offsetstore.consumer.filters import Filter, check_filters
 from offsetstore.consumer.handled import HandledRecords, computed_letters
-from offsetstore.consumer.outputs import ArrowTransform, ConsumerOutputs, TransformRaised
 from offsetstore.consumer.records import read_messages
 from offsetstore.consumer.watch import CarefulFeed, Unwatched, Watch, has_any, ranges_of, single
 from offsetstore.errors import (
