@@ -861,8 +861,10 @@ class _Judge:
         # Without rows of others, only the refusal itself can tell: what any record would meet blames none. Or the
         # record can't be computed, and those before it still can be, once more: a function may take only so many
         # calls, a quota (decision 0077).
-        if not (self.rows or speaks_for_itself(self.refused)) and not (
-            self.before and not self._computes(cut(self.rest, 0, 1)) and self._computes(self.before)
+        if not (
+            self.rows
+            or speaks_for_itself(self.refused)
+            or (self.before and not self._computes(cut(self.rest, 0, 1)) and self._computes(self.before))
         ):
             return False
         # With the record, the rest must be refused whichever of the others are there: a record that another one
