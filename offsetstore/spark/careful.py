@@ -28,9 +28,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import FunctionFailed
 from offsetstore.processing.blame import Halve, TimeIsUp, find_failing
-from offsetstore.processing.by_record import ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.outputs import reject_of
+from offsetstore.processing.outputs import ComputedPart, RowsByRecord, reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.letters import Letter, Payload
 from offsetstore.runtime.functions import without_frames

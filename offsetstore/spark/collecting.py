@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 
 from offsetstore.errors import SinkError
-from offsetstore.processing.by_record import ArrowRows
+from offsetstore.processing.outputs import ArrowRows
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work

@@ -36,9 +36,8 @@ from offsetstore import (
     TopicPartition,
     Upsert,
 )
-from offsetstore.consumer.delivery import Polled, PolledRecords
+from offsetstore.consumer.delivery import ArrowTransform, ConsumerOutputs, Polled, PolledRecords
 from offsetstore.consumer.handled import HandledRecords, computed_letters
-from offsetstore.consumer.outputs import ArrowTransform, ConsumerOutputs
 from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.errors import (
     ColumnMismatch,

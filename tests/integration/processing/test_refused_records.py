@@ -11,7 +11,7 @@ import pytest
 
 from offsetstore import Append, Claim, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
-from offsetstore.processing.by_record import ArrowRows
+from offsetstore.processing.outputs import ArrowRows
 from offsetstore.processing.plan import BatchMetadata, DeliveryPlan
 from offsetstore.processing.policies import Whole
 from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges, Stored

@@ -29,8 +29,8 @@ from offsetstore import (
 from offsetstore.consumer import Consumer, Delay, SkipIf, Throttle, handled
 from offsetstore.consumer import consumer as consumer_module
 from offsetstore.consumer import feed as feed_module
+from offsetstore.consumer.delivery import ConsumerOutputs
 from offsetstore.consumer.feed import Feed
-from offsetstore.consumer.outputs import ConsumerOutputs
 from offsetstore.consumer.records import ConsumedRecord as Polled
 from offsetstore.errors import (
     BrokerError,

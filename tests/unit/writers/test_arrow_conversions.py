@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from offsetstore import Append, Handler, Upsert
-from offsetstore.consumer.outputs import ConsumerOutputs as ConsumersOutputs
+from offsetstore.consumer.delivery import ConsumerOutputs as ConsumersOutputs
 from offsetstore.errors import ColumnMismatch
 from offsetstore.processing.handled_rows import columns_of, schema_of
 from offsetstore.processing.outputs import CheckedOutputs
