@@ -143,8 +143,11 @@ class Claim:
     Once the claim ``is_closed``, the sink no longer writes with it; once it ``is_lost``, it knows that another claim
     has taken over, or that the group was reset or renamed, and ``taken_by`` tells who did that. ``fenced`` tells whom
     the claim itself has fenced, ``None`` if nobody was known to run. Once a delivery ``has_made_rows``, the job's
-    function has no bug for every record. ``close_error`` is what `close` has raised last.
+    function has no bug for every record. ``close_error`` is what `close` has raised last. ``is_member`` tells whether
+    other members of a fleet share the group.
     """
+
+    is_member: bool = False
 
     def __init__(
         self,
@@ -206,11 +209,6 @@ class Claim:
     def group_token(self) -> Token:
         """The token of the group's row."""
         return self.token
-
-    @property
-    def is_member(self) -> bool:
-        """Whether other members of a fleet share the group."""
-        return self.group_token != self.token
 
     @property
     def partitions(self) -> AbstractSet[TopicPartition]:
@@ -349,7 +347,7 @@ class Claim:
         return repeat(
             self,
             self.group,
-            lambda _: self.transaction(lock_timeout=lock_timeout, marking=marking),
+            lambda _: Transaction(self, self, lock_timeout=lock_timeout, marking=marking),
             work,
             retry_if=self._unless_closed(retry_if),
         )

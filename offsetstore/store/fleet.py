@@ -63,6 +63,8 @@ class Member(Claim):
     new leader may not know the end.
     """
 
+    is_member = True
+
     def __init__(
         self, store: Connected, request: ClaimRequest, acquired: Acquired, fleet: Token, fleet_name: str
     ) -> None:
