@@ -17,8 +17,7 @@ from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.unit import Coordinates
 from offsetstore.protocol.letters import Payload
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.writers.arrow.misfits import finds_misfits
 
 _FEW: Final = 64

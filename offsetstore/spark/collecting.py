@@ -27,8 +27,7 @@ from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 from offsetstore.errors import SinkError
 from offsetstore.processing.by_record import ArrowRows
 from offsetstore.processing.unit import PlanOutdated
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.spark.executors.record_batches import Parts
 from offsetstore.spark.function_errors import causes, function_failed, is_over_limit
 from offsetstore.spark.rejects import none_rejected

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Table
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
 from offsetstore.postgres.errors import before_rows, null_refused, refusals
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.writers.arrow.batches import (
     KAFKA,
     Stream,

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.kafka.settings.java import PREFIX, librdkafka_settings
-from offsetstore.protocol.policy import check_reader, spark_boolean
+from offsetstore.protocol.starting import check_reader, spark_boolean
 
 _CONNECT: Final = "SPARK_CONNECT_MODE_ENABLED"
 _SOURCES: Final = ("subscribe", "assign", "subscribepattern")

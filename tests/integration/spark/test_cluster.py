@@ -28,7 +28,7 @@ from offsetstore.local.postgres.binaries import find_binaries
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.record_batches import Parts
 from offsetstore.testing.fixtures import NewTopic
