@@ -68,8 +68,8 @@ from offsetstore.protocol.events import HeldRecord, QueryStatus, RecordsDropped,
 from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.metadata import Formats, load
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.starting import StartPolicy
 from offsetstore.runtime.background import as_main_work, meanwhile
 from offsetstore.runtime.functions import InterruptSignal, with_empty_frames, without_frames
 from offsetstore.runtime.process import StopRequests

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.kafka.java_settings import PREFIX, check_token_source, librdkafka_settings
-from offsetstore.protocol.policy import check_reader, spark_boolean
+from offsetstore.protocol.starting import check_reader, spark_boolean
 
 _OTHER_CLIENTS: Final = frozenset({"subscribe", "assign", "subscribePattern", "sasl.jaas.config"})
 _OF_PATTERNS: Final = frozenset("^$*+?()[]{}|\\")  # no topic's name can have these

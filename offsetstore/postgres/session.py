@@ -52,9 +52,9 @@ from offsetstore.protocol.database import (
     MetadataRow,
     NewOffset,
 )
-from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.runs import FleetMember
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import without_frames

@@ -19,8 +19,8 @@ from offsetstore.processing.plan import is_paused
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Turn, Unit, commit
 from offsetstore.protocol.arguments import check_seconds, check_whole
 from offsetstore.protocol.events import FlushEnded, IdleWorkChanged, IdleWorkFailed
+from offsetstore.protocol.ports import Work
 from offsetstore.protocol.retries import may_pass
-from offsetstore.protocol.work import Work
 from offsetstore.runtime.background import Background
 from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim

@@ -36,7 +36,7 @@ from offsetstore.processing.unit import (
     commit,
 )
 from offsetstore.protocol.letters import Letter
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim

@@ -22,8 +22,7 @@ from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handling import Handler, HandlerFailed, check_order
 from offsetstore.processing.unit import UNNAMED, Coordinates
 from offsetstore.protocol.letters import REJECT, LetterError, Payload, rejected
-from offsetstore.protocol.ports import TableWriter, Writer, declares
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import TableWriter, Work, Writer, declares
 from offsetstore.runtime.functions import call
 from offsetstore.store.claim import Claim
 from offsetstore.writers.arrow.misfits import finds_misfits

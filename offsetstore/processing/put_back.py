@@ -45,8 +45,8 @@ from offsetstore.processing.unit import (
 )
 from offsetstore.protocol.events import LettersReplayed
 from offsetstore.protocol.letters import FailedReplay, Letter, LetterError, LetterKey
+from offsetstore.protocol.ports import Work
 from offsetstore.protocol.retries import doubled
-from offsetstore.protocol.work import Work
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim

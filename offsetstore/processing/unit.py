@@ -22,9 +22,9 @@ from offsetstore.protocol.letters import Failed, NewLetter
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.outbox import OutboxRecord
+from offsetstore.protocol.ports import Work
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
-from offsetstore.protocol.work import Work
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import call
 from offsetstore.store.term import Term, Terms

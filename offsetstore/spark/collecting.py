@@ -27,8 +27,7 @@ from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 from offsetstore.errors import SinkError
 from offsetstore.processing.outputs import ArrowRows
 from offsetstore.processing.unit import PlanOutdated
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.spark.columns import none_rejected
 from offsetstore.spark.executors.task import Parts
 from offsetstore.spark.function_errors import causes, function_failed, is_over_limit

@@ -37,7 +37,7 @@ from offsetstore.processing.handling import (
     outage_of_call,
 )
 from offsetstore.processing.unit import UNNAMED, Ranges
-from offsetstore.protocol.policy import spark_boolean
+from offsetstore.protocol.starting import spark_boolean
 from offsetstore.spark.columns import KAFKA_COLUMNS, headers_of, within
 from offsetstore.spark.columns import REJECT_COLUMN as REJECT
 from offsetstore.spark.plans.scan import is_in_order

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Table
 from offsetstore.errors import ColumnMismatch, MissingPrivilege, RowsRefused
 from offsetstore.postgres.errors import before_rows, null_refused, refusals
 from offsetstore.protocol.letters import REJECT
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.writers.arrow.batches import Stream, drop_kafka, without_kafka
 from offsetstore.writers.arrow.casts import Match, find_cast, lossless_type
 from offsetstore.writers.arrow.copying import (

@@ -36,7 +36,7 @@ from offsetstore import Append, Broker, Claim, DeadLetters, Execute, OffsetStore
 from offsetstore.cli.commands import cli
 from offsetstore.monitoring import Metrics, Tracing
 from offsetstore.postgres.url import connection_parameters
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from tests.support.shown import printed, shown
 
 ROOT: Final = Path(__file__).parents[2]

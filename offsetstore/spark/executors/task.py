@@ -34,10 +34,9 @@ from offsetstore.postgres.errors import stripped
 from offsetstore.processing.unit import UNNAMED, Once, PlanOutdated, Unit, commit
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.protocol.replay import Decision
 from offsetstore.protocol.retries import may_pass
-from offsetstore.protocol.work import Work
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import as_texts, call, without_frames
 from offsetstore.spark.columns import none_rejected

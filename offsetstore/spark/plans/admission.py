@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from offsetstore.errors import KafkaColumnsMissing, MissingDependency, UnsupportedQuery
-from offsetstore.protocol.policy import check_reader
+from offsetstore.protocol.starting import check_reader
 from offsetstore.spark.plans import each, expression_id, is_renamed, simple_name
 
 _SOURCE = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"

@@ -19,8 +19,8 @@ from offsetstore.local.postgres import PostgresServer
 from offsetstore.offsets import CommittedOffset
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
+from offsetstore.protocol.store_facts import Stamp
 from offsetstore.store import log_watch
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.consumer_groups import delete_by_tool, reset_by_tool

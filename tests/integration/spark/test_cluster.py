@@ -27,7 +27,7 @@ from offsetstore import Execute, OffsetStore, TransactionalSink
 from offsetstore.local.postgres import PostgresServer, find_binaries
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.task import Parts
 from offsetstore.testing.fixtures import NewTopic

@@ -48,7 +48,7 @@ from offsetstore.kafka.client import make
 from offsetstore.offsets import EpochPair, OffsetRange, Ranges, StoredOffset
 from offsetstore.processing import put_back
 from offsetstore.protocol.events import BatchEnded, Event, HandlerCalled, PauseChanged, RecordsHeld, Retried
-from offsetstore.protocol.policy import OnRecreated
+from offsetstore.protocol.starting import OnRecreated
 from offsetstore.store.fleet import Member
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.background import in_background

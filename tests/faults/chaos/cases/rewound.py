@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from offsetstore.local.postgres import PostgresServer, find_binaries, unprivileged_account
 from offsetstore.postgres.migrate import downgrade, upgrade
-from offsetstore.protocol.stamp import Stamp
+from offsetstore.protocol.store_facts import Stamp
 from offsetstore.testing.fixtures import copy_database
 from tests.faults.chaos.harness.expected import Stretch
 from tests.faults.chaos.harness.mirrored import committed
