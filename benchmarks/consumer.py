@@ -33,8 +33,8 @@ from benchmarks.scale import TABLE, Figures, create_tables, observing, one, sett
 from benchmarks.shapes import SHAPES, Shape
 from offsetstore import OffsetStore
 from offsetstore.kafka.admin import NewRecord, create_topic, produce
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 
 RESULTS: Final = BUILD / "consumer.json"
 RECORDS: Final = 500_000

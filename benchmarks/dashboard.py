@@ -26,7 +26,7 @@ from urllib.parse import urlencode, urlsplit
 import psycopg
 
 from offsetstore import OffsetStore, TopicPartition
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.monitoring.dashboard.context import SPANS, Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermarks

@@ -26,7 +26,7 @@ from offsetstore import Append, Broker, DeadLetters, OffsetStore, TransactionalS
 from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.local.kafka import KafkaBroker
 from offsetstore.local.postgres import PostgresServer
-from offsetstore.local.spark.launch import local_session, stop_session
+from offsetstore.local.spark import local_session, stop_session
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 

@@ -19,8 +19,8 @@ from typing import Final
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka.admin import NewRecord, create_topic, produce
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 

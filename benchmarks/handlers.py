@@ -35,9 +35,9 @@ from benchmarks.run import commit
 from benchmarks.scale import TABLE, Figures, create_tables, observing, one, section, settings
 from offsetstore import Append, Broker, Handler, OffsetStore, TransactionalSink
 from offsetstore.kafka.admin import NewRecord, create_topic, produce
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.local.spark.launch import local_session, stop_session
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
+from offsetstore.local.spark import local_session, stop_session
 from offsetstore.protocol.events import BatchEnded, Event
 from offsetstore.spark import tuned
 

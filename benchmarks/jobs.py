@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.shapes import Shape
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
-from offsetstore.local.spark.artifacts import Artifact, JarSet
+from offsetstore.local.jars import Artifact, JarSet
 from offsetstore.spark import tuned
 from offsetstore.spark.settings import MANAGER, READER
 

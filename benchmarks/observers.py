@@ -28,7 +28,7 @@ from offsetstore import OffsetRange, OffsetStore, Token, TopicPartition
 from offsetstore.kafka.admin import create_topic, produce
 from offsetstore.local.kafka import KafkaBroker
 from offsetstore.local.postgres import PostgresServer
-from offsetstore.local.spark.launch import local_session, stop_session
+from offsetstore.local.spark import local_session, stop_session
 from offsetstore.monitoring import Metrics, Tracing
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine

@@ -20,8 +20,8 @@ import confluent_kafka as ck
 
 from offsetstore import Broker, OffsetStore, Relay
 from offsetstore.kafka.admin import create_topic, read_committed
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.events import Event, OutboxSent

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from benchmarks.jobs import Jobs
 from benchmarks.shapes import SHAPES, Shape
 from offsetstore import OffsetStore
-from offsetstore.local.spark.launch import local_session, stop_session
+from offsetstore.local.spark import local_session, stop_session
 
 _MEGABYTE: Final = 2**20
 

@@ -30,11 +30,10 @@ from benchmarks.report import write
 from benchmarks.shapes import PARTITIONS, SHAPES, Shape
 from offsetstore import OffsetStore
 from offsetstore.kafka.admin import create_topic, delete_topic, produce
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.local.spark.artifacts import KAFKA_VERSION, POSTGRES_JDBC
-from offsetstore.local.spark.jars import jars
-from offsetstore.local.spark.launch import local_session, spark_conf, stop_session
+from offsetstore.local.jars import KAFKA_VERSION, POSTGRES_JDBC, jars
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
+from offsetstore.local.spark import local_session, spark_conf, stop_session
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from tests.support.trips import TripCounter

@@ -28,8 +28,8 @@ from sqlalchemy import text
 
 from offsetstore import Append, Broker, Claim, OffsetRange, OffsetStore, TopicPartition, resolve_starting_offsets
 from offsetstore.kafka.admin import NewRecord, create_topic, produce
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.events import Event, MirrorTried

@@ -20,8 +20,8 @@ from sqlalchemy import create_engine, text
 
 from offsetstore import OffsetStore
 from offsetstore.kafka.admin import NewRecord, create_topic, produce
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] else 6

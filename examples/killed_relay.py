@@ -24,8 +24,8 @@ from sqlalchemy import create_engine, text
 from offsetstore import Execute, OffsetStore, Work
 from offsetstore.consumer import Consumer
 from offsetstore.kafka.admin import NewRecord, create_topic, produce, read_committed
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 
 PAYMENTS, PAYERS = 1_000, 50  # before each start of the relay

@@ -28,11 +28,10 @@ from offsetstore.protocol.context import current_headers
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload
 from offsetstore.protocol.metadata import KEEP, Metadata
 from offsetstore.protocol.outbox import OutboxRecord, OutboxState
-from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.ports import Work
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.protocol.retries import Retries, Timeouts
-from offsetstore.protocol.starting import StartingOffsets
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.starting import StartingOffsets, StartPolicy
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
 

@@ -72,12 +72,11 @@ from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Formats, format_of, load
 from offsetstore.protocol.observers import Observer, Observers
 from offsetstore.protocol.outbox import MOST_ROWS
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.runs import ErrorSource, JobError, Run
-from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.protocol.starting import StartingOffsets, StartPolicy
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store.acquire import acquire, resolve_unlocked
 from offsetstore.store.adoption import LocalFiles

@@ -123,7 +123,7 @@ Ranges: TypeAlias = Mapping[TopicPartition, OffsetRange]
 
 
 def count_offsets(ranges: Ranges) -> int:
-    return sum(range_.size for range_ in ranges.values())
+    return sum(range_.until - range_.from_ for range_ in ranges.values())
 
 
 def in_parts(items: Iterable[_T], size: Callable[[_T], int], most: float) -> Iterator[list[_T]]:

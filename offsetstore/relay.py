@@ -298,7 +298,8 @@ class Relay:
             step: Step = machine.send(answer)
             if not isinstance(step, Send):
                 self._expect_recorded()
-            self._tell_blocked()
+            for topic, row, why in self._topics.untold():
+                self._observers.on(OutboxBlocked(group=self.group, topic=topic, row=row, error=why))
             if isinstance(step, (ReadRows, Rest)):
                 if self._stopping.is_set() and (isinstance(step, Rest) or not step.without):
                     return
@@ -313,10 +314,6 @@ class Relay:
                 answer = None
             else:
                 answer = self._do(step)
-
-    def _tell_blocked(self) -> None:
-        for topic, row, why in self._topics.untold():
-            self._observers.on(OutboxBlocked(group=self.group, topic=topic, row=row, error=why))
 
     def _is_drained(self) -> bool:
         """Whether this is `drain`, and nothing is left to be sent.

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling  # pyright: ignore[reportMissingTypeStubs] - it has none
 
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.runtime import failpoints
 from tests.packaging.building import Distributions
 from tests.support.recorder import Recorder

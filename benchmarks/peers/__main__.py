@@ -16,10 +16,10 @@ from benchmarks.peers.page import write_page
 from benchmarks.peers.programs import BUILD, HEAP, JDBC, PEERS, Peer
 from benchmarks.peers.runs import WARM, Kill, Services
 from benchmarks.shapes import PARTITIONS, SMALL
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.local.spark.artifacts import KAFKA_VERSION
-from offsetstore.local.spark.java import find_java
+from offsetstore.local.jars import KAFKA_VERSION
+from offsetstore.local.java import find_java
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 

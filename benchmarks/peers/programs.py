@@ -16,10 +16,9 @@ from benchmarks.jobs import FILE_SYSTEM
 from benchmarks.peers import by_hand, with_spark
 from benchmarks.shapes import SMALL
 from offsetstore.errors import MissingDependency
-from offsetstore.local.kafka.properties import as_properties
-from offsetstore.local.spark.artifacts import KAFKA_VERSION, POSTGRES_JDBC, SPARK_VERSION, Artifact, JarSet
-from offsetstore.local.spark.jars import jars
-from offsetstore.local.spark.java import find_java
+from offsetstore.local.jars import KAFKA_VERSION, POSTGRES_JDBC, SPARK_VERSION, Artifact, JarSet, jars
+from offsetstore.local.java import find_java
+from offsetstore.local.kafka_properties import as_properties
 from offsetstore.spark.settings import MANAGER
 
 BUILD: Final = Path("build/bench")

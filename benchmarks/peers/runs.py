@@ -21,8 +21,8 @@ from confluent_kafka import Producer
 from benchmarks.peers.programs import Peer, Place
 from benchmarks.shapes import PARTITIONS, SMALL
 from offsetstore.kafka.admin import create_topic, delete_topic
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.local.servers import Watchdog, tail
 
 WARM: Final = 10_000

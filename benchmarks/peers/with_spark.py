@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from benchmarks.jobs import FILE_SYSTEM
 from benchmarks.shapes import SMALL
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
-from offsetstore.local.spark.launch import local_session
+from offsetstore.local.spark import local_session
 from offsetstore.spark.settings import MANAGER, tuned
 
 HEAP: Final = "2g"

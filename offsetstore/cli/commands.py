@@ -49,8 +49,8 @@ COMMANDS: Final = {
         LazyCommand("resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "Show what a job would take over from a checkpoint.", beside="resolve"),
         LazyCommand("consume", "Run a consumer's processes, and keep them running.", "cli,consumer"),
-        LazyCommand("status", "Show a consumer group's owner, offsets and lag."),
-        LazyCommand("lag", "Show how far consumer groups are behind Kafka."),
+        LazyCommand("status", "Show a consumer group's owner, offsets and lag.", beside="groups"),
+        LazyCommand("lag", "Show how far consumer groups are behind Kafka.", beside="health"),
         LazyCommand("groups", "List, copy, rename and delete consumer groups."),
         LazyCommand("health", "Ask a job's process, or the database, whether a job is well."),
         LazyCommand("exporter", "Serve all groups' lag and state for Prometheus.", "cli,kafka,monitoring"),
@@ -59,10 +59,10 @@ COMMANDS: Final = {
         LazyCommand("history", "Show what was decided about a consumer group, and by whom."),
         LazyCommand("runs", "Show the runs of a consumer group's job, and how each ended.", beside="history"),
         LazyCommand("errors", "Show the errors that a consumer group's jobs met.", beside="history"),
-        LazyCommand("reset", "Move a group's stored offsets."),
+        LazyCommand("reset", "Move a group's stored offsets.", beside="offsets"),
         LazyCommand("pause", "Pause a consumer group, at once.", beside="groups"),
         LazyCommand("resume", "End a consumer group's pause, at once.", beside="groups"),
-        LazyCommand("metadata", "Show or rewrite the metadata of a consumer group's offsets."),
+        LazyCommand("metadata", "Show or rewrite the metadata of a consumer group's offsets.", beside="offsets"),
         LazyCommand("dead-letters", "List, replay and discard a consumer group's dead letters."),
         LazyCommand("relay", "Produce the outbox to Kafka, exactly once.", "cli,kafka"),
         LazyCommand("outbox", "List, retry and discard rows of the outbox that Kafka refuses."),
@@ -107,24 +107,21 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return self._invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except OffsetStoreError as error:
+                fail(error)
+            except KeyboardInterrupt:
+                click.echo("Interrupted.", err=True)
+                ctx.exit(ExitCode.INTERRUPTED)
+            except Exception as error:
+                if (ours := of_database(error)) is None:
+                    raise
+                fail(ours)
         except BrokenPipeError:
             # As quiet as an end by SIGPIPE; click would exit with 1, which is an answer.
             leave_unread(sys.stdout, sys.stderr)
             ctx.exit(ExitCode.UNREAD)
-
-    def _invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except OffsetStoreError as error:
-            fail(error)
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(ExitCode.INTERRUPTED)
-        except Exception as error:
-            if (ours := of_database(error)) is None:
-                raise
-            fail(ours)
 
 
 @click.group(

@@ -80,7 +80,14 @@ def dashboard(
       offsetstore dashboard -b localhost:9092
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     address = options.require_url(database.url)
-    deciding = _require(actions_url) if allow_actions else None
+    deciding = actions_url if allow_actions else None
+    if allow_actions and not deciding:
+        raise ConfigurationError(
+            "actions need a database URL of their own",
+            found=f"neither --actions-url nor {ACTIONS_URL}",
+            expected="the same database, with a role that may decide",
+            next_step=f"Set {ACTIONS_URL}, or leave out --allow-actions.",
+        )
     settings = DashboardSettings(host=host, port=port, allowed_hosts=allowed_hosts, token=os.environ.get(TOKEN) or None)
     with ExitStack() as opened:
 
@@ -100,14 +107,3 @@ def dashboard(
         # A snapshot of 10,000 partitions keeps 200,000 objects, which a page would wait for (decision 0046).
         with as_main_work():
             server.run()
-
-
-def _require(actions_url: str | None) -> str:
-    if actions_url:
-        return actions_url
-    raise ConfigurationError(
-        "actions need a database URL of their own",
-        found=f"neither --actions-url nor {ACTIONS_URL}",
-        expected="the same database, with a role that may decide",
-        next_step=f"Set {ACTIONS_URL}, or leave out --allow-actions.",
-    )

@@ -1,20 +1,28 @@
-"""``offsetstore groups`` lists, copies, renames and deletes groups; ``pause`` and ``resume``."""
+"""Consumer groups: list, copy, rename and delete them (``offsetstore groups``), ``pause``, ``resume``, ``status``."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Final
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
-from offsetstore.cli.output import Table, document
-from offsetstore.operations.group_status import in_words
-from offsetstore.text import short
+from offsetstore.cli.output import Table, document, fail_unknown
+from offsetstore.errors import BrokerError
+from offsetstore.offsets import TopicPartition
+from offsetstore.operations.group_state import GroupState, MemberState, PartitionState
+from offsetstore.operations.group_status import in_words, notes, relay_in_words
+from offsetstore.protocol.database import TAKING
+from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.outbox import OutboxState
+from offsetstore.protocol.store_facts import StoreIdentity
+from offsetstore.text import command, counted, numbered, short
 
-_COLUMNS: Final = ("group", "state", "#epoch", "#partitions", "#changed", "#letters", "topics")
-_KEYS: Final = (
+_LIST_COLUMNS: Final = ("group", "state", "#epoch", "#partitions", "#changed", "#letters", "topics")
+_LIST_KEYS: Final = (
     "groups=.[group state=owner.state epoch=owner.token.epoch owner=owner.owner claimed_at=owner.claimed_at "
     "heartbeat_age_seconds=owner.alive_for paused=owner.pause partitions topics changed_seconds_ago=advanced_for "
     "dead_letters]"
@@ -71,7 +79,7 @@ def list_groups(*, ask: AskOptions) -> None:
         )
         for row in found
     ]
-    ask.show(document(found, _KEYS), Table(_COLUMNS, rows))
+    ask.show(document(found, _LIST_KEYS), Table(_LIST_COLUMNS, rows))
 
 
 @groups.command("copy")
@@ -240,3 +248,179 @@ def resume(*, group: str, decide: Decide) -> None:
       offsetstore resume -g billing --reason "the upgrade is done, ticket 17"
     """  # noqa: D301 - as above
     decide(f"{_PAUSE_KEYS} ended=before", lambda store: store.resume(group, **decide.how))
+
+
+_STATUS_COLUMNS: Final = ("partition", "#stored", "#committed", "#end", "#lag", "#epoch", "#age")
+_MEMBERS: Final = ("member", "state", "#heartbeat", "#count", "partitions")
+_STATUS_KEYS: Final = (
+    "group owner[name=owner epoch=token.epoch claim_id=token.claim_id claimed_at heartbeat_age_seconds=alive_for "
+    "live=is_live state ending] members=of_members[member_id=member.member_id name=member.owner "
+    "joined_at=member.joined_at heartbeat_age_seconds=member.alive_for live=member.is_live partitions[*.]] "
+    "paused=pause database dead_letters lag partitions[*@ stored=stored.next_offset "
+    "committed=committed.next_offset beginning=log.beginning end=log.end lag headroom beyond_end "
+    "epoch=stored.token.epoch claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested "
+    "suspect=stored.suspect "
+    "error updated_at=stored.updated_at age_seconds=age] outbox[rows oldest row topic refused more] "
+    "relay[state owner since until sent_at error]"
+)
+
+
+@click.command()
+@options.group_option
+@options.broker_options(required=False, use="; without them, only the store is shown")
+@ask_options
+def status(*, group: str, kafka: options.Kafka, ask: AskOptions) -> None:
+    """Show a consumer group's owner, offsets and lag.
+
+    Each start of a job makes a claim of the group, and each claim has a higher epoch than the one before; so has a
+    decision that takes the group from a job, such as a reset. A job writes only while the partition's epoch is its own.
+    The lag is the number of offsets from the stored one to the end of the log. The age is the time since the stored
+    offset last changed, by the database's clock. An offset is marked "pinned" if it was set by a decision: it takes
+    precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another application
+    or a copy of the database used the group in Kafka while the job ran: see docs/starting.md. It is marked "suspect" if
+    the log is known to have lost records: each start fails until a reset. The lag of an offset beyond the log's end is
+    not known, nor is that of an offset whose topic was created anew, or which belongs to another cluster. While the
+    group is paused, its job waits. If the store's tables are in another database than before, or it is not known in
+    which one, that is said too.
+
+    The processes of a consumer share the group's claim, and so its epoch, as members of one fleet: each is listed with
+    the partitions that it was the last to take.
+
+    If Kafka does not answer, the stored offsets are shown all the same, with exit code 4. Exit code 1 if the store does
+    not know the group. Dead letters are counted if their records are not in the results, and may still
+    get there.
+
+    \b
+    Keys of --format json:
+      group
+      owner         name, epoch, claim_id, claimed_at, heartbeat_age_seconds,
+                    live, state (live, silent, ended, failed or fenced), ending
+                    ("closed", "failed" or "fenced" once its run has recorded
+                    that)
+      members[]     of a fleet: member_id, name, joined_at, heartbeat_age_seconds,
+                    live, partitions[] (topic, partition); its member_id is
+                    the claim_id of a partition that it has taken
+      paused        at, until, reason; null if the group is not paused
+      database      "home", "moved" if the tables were in another database,
+                    "unknown" if that can't be told
+      dead_letters  dead, requested: how many there are; job_replays: whether
+                    the owner's job replays requested ones, null if not known
+      lag           of all partitions, null if one is not known
+      partitions[]  topic, partition, stored, committed, beginning, end, lag,
+                    headroom, beyond_end, epoch, claim_id, pinned, contested,
+                    suspect, error, updated_at, age_seconds
+      outbox        rows: how many are not known to be in Kafka yet; oldest:
+                    when the oldest was written; row, topic: the first of
+                    them, which may block others of its topic; refused: how
+                    many Kafka refuses; more: whether the outbox has so many
+                    rows that not all were counted; null if there are none
+      relay         of the outbox: state (live, stalled, silent, ended, failed,
+                    fenced, or unknown: one of an earlier release), owner,
+                    since, until (its last heartbeat or end), sent_at, error;
+                    null if none was ever started
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore status -g billing -b localhost:9092
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    with ask.open() as store:
+        state, identity = store.group_state(group, kafka.find(), kafka_group=kafka.group), store.identity()
+        if state is None:
+            fail_unknown(store, group)
+        schema = store.database.schema
+    letters = {**{name: state.dead_letters.get(name, 0) for name in OPEN}, "job_replays": state.replays_letters}
+    database = "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown"
+    rows = [_row(tp, part) for tp, part in state.partitions.items()]
+    made = document(state, _STATUS_KEYS, database=database, dead_letters=letters)
+    members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.members else []
+    ask.show(made, *_head(state, identity, schema), *members, Table(_STATUS_COLUMNS, rows), *_notes(state))
+    # After the answer: what is stored is shown all the same.
+    if (error := _unanswered(state)) is not None:
+        raise error
+
+
+def _unanswered(state: GroupState) -> BrokerError | None:
+    """Why some of what Kafka has is missing."""
+    of_group = state.kafka.error if state.kafka is not None and state.kafka.committed is None else None
+    errors = (state.broker_error, of_group, *(topic.error for topic in state.topics.values()))
+    return next((error for error in errors if isinstance(error, BrokerError)), None)
+
+
+def _head(state: GroupState, identity: StoreIdentity, schema: str | None) -> Iterator[str]:
+    yield f"Group {state.group}: {_owner_in_words(state)}"
+    if identity.is_elsewhere:
+        yield "The store's tables are in another database than before: no job starts. See `offsetstore store --help`."
+    elif not identity.is_compared:
+        yield "It is not known in which database the store is, so a copy of the database is not noticed."
+    if state.pause is not None:
+        yield f"The group is {state.pause}."
+    if state.outbox is not None:
+        yield from _outbox(state.outbox, state.read_at, command("outbox", "list", "-g", state.group, schema=schema))
+        yield relay_in_words(state.relay)
+    if state.is_live and state.owner.state == "failed":
+        failures = counted(state.owner.failures, "run")
+        yield (
+            f"{failures} failed or fell silent in 15 minutes, so the group counts as failed until a run has lasted a "
+            "minute: see `offsetstore errors`."
+        )
+    if waiting := sum(state.dead_letters.values()):
+        requested = state.dead_letters.get("requested", 0)
+        by = "" if state.unreplayed is None else f" {state.unreplayed}"
+        yield f"{counted(waiting, 'dead letter')}{f', {requested} to be replayed{by}' if requested else ''}."
+
+
+def _outbox(outbox: OutboxState, at: datetime, listing: str) -> Iterator[str]:
+    if outbox.oldest is not None:
+        more = " or more" if outbox.more else ""
+        first = f"The first is row {outbox.row}, for topic {outbox.topic}."
+        yield f"{counted(outbox.rows, 'row')}{more} in the outbox, the oldest for {short(at - outbox.oldest)}. {first}"
+    if outbox.refused:
+        yield f"Kafka refuses {counted(outbox.refused, 'row')} of the outbox: `{listing}` names them."
+
+
+def _row(tp: TopicPartition, part: PartitionState) -> tuple[object, ...]:
+    committed = part.committed.next_offset if part.committed else None
+    epoch = part.stored.token.epoch if part.stored else None
+    end = part.log.end if part.log else None
+    stored = None
+    if part.stored is not None:
+        found = (("pinned", part.stored.pinned), ("contested", part.stored.contested), ("suspect", part.is_suspect))
+        marks = [mark for mark, is_set in found if is_set]
+        stored = f"{part.stored.next_offset} ({', '.join(marks)})" if marks else str(part.stored.next_offset)
+    return tp, stored, committed, end, part.lag, epoch, None if part.age is None else short(part.age)
+
+
+def _member_row(state: MemberState) -> tuple[object, ...]:
+    member = state.member
+    # A heartbeat may be ahead of the database's clock as it was read.
+    age = short(max(timedelta(0), member.alive_for))
+    return (
+        member.owner,
+        "live" if member.is_live else "silent",
+        age,
+        len(state.partitions),
+        numbered(state.partitions) or None,
+    )
+
+
+def _notes(state: GroupState) -> Iterator[str]:
+    yield from (f"{name}: {topic.error.what}." for name, topic in state.topics.items() if topic.error is not None)
+    for tp, part in state.partitions.items():
+        yield from (f"{tp}: {note}" for note in notes(part))
+    if state.lag is not None:
+        yield f"Lag {state.lag} in {counted(len(state.partitions), 'partition')}."
+
+
+def _owner_in_words(state: GroupState) -> str:
+    owner = state.owner
+    since = f"{short(state.read_at - owner.claimed_at)} ago"
+    if state.decision is not None:
+        done = TAKING[state.decision]
+        return f"epoch {owner.token.epoch}, {done} by {owner.owner} {since}; no job has claimed it since"
+    life, seen = owner.state, owner.alive_for
+    if seen is not None and owner.state == "silent" and seen < timedelta(0):
+        life = f"silent, last heartbeat {short(-seen)} ahead of the database's clock"
+    elif seen is not None and (owner.is_live or owner.state == "silent"):
+        life = f"{owner.state}, last heartbeat {short(max(timedelta(0), seen))} ago"
+    of = owner.owner if owner.fleet is None else f"a fleet, {counted(len(state.members), 'member')}"
+    return f"epoch {owner.token.epoch} of {of}, claimed {since}, {life}"

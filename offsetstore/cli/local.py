@@ -66,7 +66,7 @@ def submit(job: str, arguments: tuple[str, ...]) -> None:
     OFFSETSTORE_BOOTSTRAP_SERVERS are the stack's unless they are set. Further options of spark-submit go into
     PYSPARK_SUBMIT_ARGS, with `pyspark-shell` as the last word. The exit code is the job's.
     """
-    from offsetstore.local.submit import submit  # noqa: PLC0415 - pyspark takes a second
+    from offsetstore.local.spark import submit  # noqa: PLC0415 - pyspark takes a second
 
     submit(job, arguments)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Final
 
 import click
@@ -56,34 +55,22 @@ def migrate(*, database: options.DatabaseOptions, check: bool, force: bool, sql:
     Example:
       offsetstore migrate --sql --schema jobs | psql -v ON_ERROR_STOP=1 sales
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    _refuse_together(check=check, sql=sql, since=since)
-    if sql:
-        # Never wrapped or escaped, not even at a terminal.
-        click.echo(upgrade_as_sql(schema=database.schema, since=since or "base"), nl=False)
-        return
-    with _opened(options.require_url(database.url), database.schema) as opened:
-        if check:
-            _check(opened)
-        else:
-            _migrate(opened, database.schema, force=force)
-
-
-def _refuse_together(*, check: bool, sql: bool, since: str | None) -> None:
     if check and sql:
         raise click.UsageError("--check and --sql can't be used together.")
     if since is not None and not sql:
         raise click.UsageError("--since requires --sql; otherwise the revision is read from the database.")
     if since is not None and since not in revisions():
         raise click.BadParameter(f"{since!r} is not one of {', '.join(sorted(revisions()))}.", param_hint="--since")
-
-
-@contextmanager
-def _opened(url: str, schema: str | None) -> Generator[PostgresDatabase]:
-    database = PostgresDatabase(make_engine(url), schema=schema, idle_timeout=_IDLE_SECONDS, owned=True)
-    try:
-        yield database
-    finally:
-        database.close()
+    if sql:
+        # Never wrapped or escaped, not even at a terminal.
+        click.echo(upgrade_as_sql(schema=database.schema, since=since or "base"), nl=False)
+        return
+    engine = make_engine(options.require_url(database.url))
+    with closing(PostgresDatabase(engine, schema=database.schema, idle_timeout=_IDLE_SECONDS, owned=True)) as opened:
+        if check:
+            _check(opened)
+        else:
+            _migrate(opened, database.schema, force=force)
 
 
 def _check(database: PostgresDatabase) -> None:

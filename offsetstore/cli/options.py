@@ -183,18 +183,15 @@ def complete_group(context: click.Context, _parameter: click.Parameter, incomple
     def ask() -> None:
         # Silent about errors: the shell would show them in the middle of the line that is typed.
         with suppress(Exception), open_store(url, schema) as store:
-            found.extend(name for group in store.groups() if _is_plain(name := group.group, incomplete))
+            names = [name for group in store.groups() if (name := group.group).startswith(incomplete)]
+            # A shell would take a name with a space apart.
+            found.extend(name for name in names if visible(name) == name and " " not in name)
 
     # A thread can be left behind: to connect may take longer than a person waits for a completion.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_COMPLETION_SECONDS)
     return sorted(found)
-
-
-def _is_plain(name: str, beginning: str) -> bool:
-    # A shell would take a name with a space apart.
-    return name.startswith(beginning) and visible(name) == name and " " not in name
 
 
 database_options = together(

@@ -15,8 +15,16 @@ from offsetstore.cli.output import Table, document, print_json, print_text
 from offsetstore.offset_store import resolve_starting_offsets
 from offsetstore.offsets import count_offsets
 from offsetstore.operations.group_state import lag_of
-from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, OnUncertain, Prefer, StartPolicy
-from offsetstore.protocol.starting import Reason, StartingOffsets
+from offsetstore.protocol.starting import (
+    OnDataLoss,
+    OnRecreated,
+    OnRewound,
+    OnUncertain,
+    Prefer,
+    Reason,
+    StartingOffsets,
+    StartPolicy,
+)
 from offsetstore.store.adoption import Adoption, LocalFiles, read_adoption, read_or_fail
 from offsetstore.text import counted
 

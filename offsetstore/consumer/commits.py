@@ -22,7 +22,7 @@ from offsetstore.kafka.group_offsets import in_requests
 from offsetstore.offsets import CommittedOffset, EpochPair, StoredOffset, TopicPartition
 from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.ports import BrokerOffsets
-from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.protocol.store_facts import Stamp, digest
 from offsetstore.runtime.background import meanwhile
 from offsetstore.runtime.functions import dropped, without_frames
 from offsetstore.store.fleet import Member

@@ -24,10 +24,16 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
 from offsetstore.consumer.commits import Commits
-from offsetstore.consumer.delivery import ComputedRecords, Polled, PolledRecords
+from offsetstore.consumer.delivery import (
+    ArrowTransform,
+    ComputedRecords,
+    ConsumerOutputs,
+    Polled,
+    PolledRecords,
+    TransformRaised,
+)
 from offsetstore.consumer.filters import Filter, check_filters
 from offsetstore.consumer.handled import HandledRecords, computed_letters
-from offsetstore.consumer.outputs import ArrowTransform, ConsumerOutputs, TransformRaised
 from offsetstore.consumer.records import read_messages
 from offsetstore.consumer.watch import CarefulFeed, Unwatched, Watch, has_any, ranges_of, single
 from offsetstore.errors import (
@@ -47,7 +53,7 @@ from offsetstore.errors import (
 from offsetstore.kafka.broker import Broker
 from offsetstore.kafka.client import LOG, make
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe
-from offsetstore.kafka.settings.librdkafka import topic_names
+from offsetstore.kafka.settings import topic_names
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import EpochPair, OffsetRange, Ranges, TopicPartition
 from offsetstore.processing.between import Flush, Tick
@@ -62,8 +68,8 @@ from offsetstore.protocol.events import HeldRecord, QueryStatus, RecordsDropped,
 from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.metadata import Formats, load
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.starting import StartPolicy
 from offsetstore.runtime.background import as_main_work, meanwhile
 from offsetstore.runtime.functions import InterruptSignal, with_empty_frames, without_frames
 from offsetstore.runtime.process import StopRequests
@@ -461,15 +467,12 @@ class Membership:
         if {tp: record.offset for tp, record in held.items()} != {
             tp: record.offset for tp, record in self._held.items()
         }:
-            self._tell_held(held)
-
-    def _tell_held(self, held: Mapping[TopicPartition, HeldRecord]) -> None:
-        self._member.observers.on(RecordsHeld(group=self._member.group, held=held))
-        for tp, record in held.items():
-            if tp not in self._held or self._held[tp].offset != record.offset:
-                skip = skipping(self._member, tp, OffsetRange(record.offset, record.offset + 1))
-                _log.warning("%s stands, far beyond the filter's own seconds: %s.%s", tp, record, skip)
-        self._held = held
+            self._member.observers.on(RecordsHeld(group=self._member.group, held=held))
+            for tp, record in held.items():
+                if tp not in self._held or self._held[tp].offset != record.offset:
+                    skip = skipping(self._member, tp, OffsetRange(record.offset, record.offset + 1))
+                    _log.warning("%s stands, far beyond the filter's own seconds: %s.%s", tp, record, skip)
+            self._held = held
 
     def _poll(self, most: int, seconds: float) -> int:
         """Gather at most ``most`` of the client's records and events; return how many there were."""
@@ -544,7 +547,9 @@ class Membership:
         gone = [TopicPartition(partition.topic, partition.partition) for partition in revoked]
         try:
             if gone and self._failed is None and not self._flush(self._patience):
-                _log.warning("%s: the new owner waits, or reads it again", self._why_unwritten(self._patience))
+                slow = f"what is written takes longer than {self._patience:g} s"
+                why = "the group is paused" if self._runner.is_waiting else slow
+                _log.warning("%s: the new owner waits, or reads it again", why)
         except BaseException as error:  # noqa: BLE001 - as above
             self._failed = self._failed or error
         if gone:
@@ -723,18 +728,13 @@ class Membership:
         deadline = time.monotonic() + seconds
         while True:
             while self._writing is not None and (left := deadline - time.monotonic()) > 0:
-                if wait([self._writing], timeout=min(_POLL, left)).done or self._is_held_by_a_pause():
+                done, _ = wait([self._writing], timeout=min(_POLL, left))
+                if done or (self._runner.is_waiting and self.is_running()):
                     break
             if self._is_busy():
                 return False
             if not self._hand_over(self._feed.take_others()):
                 return True
-
-    def _is_held_by_a_pause(self) -> bool:
-        return self._runner.is_waiting and self.is_running()
-
-    def _why_unwritten(self, seconds: float) -> str:
-        return "the group is paused" if self._runner.is_waiting else f"what is written takes longer than {seconds:g} s"
 
     def _flush_at_end(self) -> None:
         self._raise_failed()

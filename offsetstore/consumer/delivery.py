@@ -1,4 +1,7 @@
-"""Polled records as a delivery: their rows are computed by the transform, in this process."""
+"""Polled records as a delivery: their rows are computed by the transform, in this process.
+
+What the transform returns is checked against the writers and their tables.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,155 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
 
-from offsetstore.consumer.outputs import ConsumerOutputs, TransformRaised, split
-from offsetstore.consumer.records import ConsumedRecord
-from offsetstore.errors import ColumnMismatch, FunctionFailed, RowsRefused
+from offsetstore.consumer.records import ConsumedRecord, batch_of
+from offsetstore.errors import ColumnMismatch, ConfigurationError, FunctionFailed, RowsRefused, as_raised
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.blame import find_failing
-from offsetstore.processing.by_record import ArrowRows, ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.handled_rows import schemas_of
+from offsetstore.processing.handling import Handler
+from offsetstore.processing.outputs import (
+    ArrowRows,
+    CheckedOutputs,
+    ComputedPart,
+    RowsByRecord,
+    WhileHandling,
+    check_reject_column,
+    reject_of,
+)
 from offsetstore.processing.unit import Coordinates, Ranges
-from offsetstore.protocol.letters import Headers, Letter, Payload, digest
-from offsetstore.runtime.functions import without_frames
+from offsetstore.protocol.letters import REJECT, Headers, Letter, Payload, digest
+from offsetstore.protocol.ports import Writer
+from offsetstore.runtime.functions import as_texts, call, tells_of_outage, without_frames
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import Term, Terms
+from offsetstore.text import at_line
+from offsetstore.writers.arrow.batches import shown
 
+ArrowTransform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | Mapping[str, pa.RecordBatch]"]
+
+_WITHOUT_RECORDS: Final[Mapping[str, Any]] = {
+    "found": "a batch without records",
+    "next_step": "Have it return its columns, without rows, where there are no records: a flush has none if all "
+    "that was read belongs to transactions that were aborted.",
+}
 _PATIENCE: Final = 5.0  # seconds to find out whether a function makes the same rows again
 _types: Any = pa.types  # its stubs leave the types of fields open
 _EMPTY: Final = Payload(None, None, None, None, None)
+
+
+class TransformRaised(Exception):
+    """The transform has raised the cause, for a batch of ``records`` records."""
+
+    def __init__(self, records: int) -> None:
+        super().__init__(records)
+        self.records = records
+
+    def failed(self) -> FunctionFailed | None:
+        """Our error for it; ``None`` for an outage, for which no record is at fault."""
+        cause = as_raised(self.__cause__ or self)
+        if tells_of_outage(cause):
+            return None
+        name, (text, trace) = type(cause).__name__, as_texts(cause)
+        failed = FunctionFailed(
+            f"transform raised {name}{at_line(cause)}",
+            error_class=name,
+            text=text,
+            traceback=trace,
+            **({} if self.records else _WITHOUT_RECORDS),
+        )
+        failed.__cause__ = cause
+        return failed
+
+
+class ConsumerOutputs(CheckedOutputs):
+    """The transform and its writers; see `CheckedOutputs`.
+
+    With a `Handler` in place of the transform, ``schemas`` are those of its rows. ``handling`` is entered while the
+    handler, the transform or a writer runs; calls within these enter it again.
+
+    :param propagate: the names of the headers that follow a record, into a handler's calls and to writers that take
+        them.
+    :raises ConfigurationError: ``into`` has no writer, ``transform`` is not a function, or its schema is invalid.
+    """
+
+    def __init__(
+        self, transform: ArrowTransform | Handler, into: Writer | Mapping[str, Writer], propagate: Collection[str] = ()
+    ) -> None:
+        super().__init__(transform, into, takes="RecordBatch", propagate=propagate)
+        self.propagate = propagate
+        self.handler = transform if isinstance(transform, Handler) else None
+        self.schemas: Mapping[str, pa.Schema] = {}
+        if self.handler is not None:
+            self.schemas = schemas_of(self.handler)
+            if self.schemas.keys() != self.writers.keys():
+                raise ConfigurationError(
+                    "the handler's schema and into= must have the same outputs",
+                    found=", ".join(map(repr, self.schemas)),
+                    expected=", ".join(map(repr, self.writers)),
+                )
+        self._transform = cast("ArrowTransform", transform)
+        self.handling: WhileHandling = nullcontext
+
+    def given(self, records: Sequence[ConsumedRecord]) -> pa.RecordBatch:
+        """What the transform gets: the records with their coordinates."""
+        return batch_of(records, self.names)
+
+    def made(self, claim: Claim, records: Sequence[ConsumedRecord]) -> dict[str, pa.RecordBatch]:
+        """Call the transform with records, and check what it returns. Rejected rows stay in the result.
+
+        :raises TransformRaised: it has raised an error.
+        :raises SinkError: the names are not the writers', or a value is not a record batch.
+        :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget: the rows don't fit the tables.
+        """
+        with self.handling():
+            batch = self.given(records)
+            try:
+                result = call(self._transform, batch)
+            except Exception as error:
+                raise TransformRaised(len(records)) from error
+        made = self.by_name(result, pa.RecordBatch)
+        filled = {name: rows for name, rows in made.items() if rows.num_rows or rows.schema.names}
+        self.check_tables(claim, {name: without_reject(rows.schema) for name, rows in filled.items()})
+        return made
+
+
+def without_reject(schema: pa.Schema) -> pa.Schema:
+    """Return the schema that is written.
+
+    :raises ColumnMismatch: ``_reject`` is neither of strings nor of structs of a code and a reason.
+    """
+    if REJECT not in schema.names:
+        return schema
+    kind = cast("Any", schema).field(REJECT).type
+    fields = {field.name: field.type for field in kind.fields} if _types.is_struct(kind) else {}
+    check_reject_column(kind, fields, _is_text, str(kind))
+    return schema.remove(schema.get_field_index(REJECT))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(_types.is_string(kind) or _types.is_null(kind))
+
+
+def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Rejected | None]:
+    """Return the rows without the column ``_reject``, and the first reason in it, if there is one."""
+    if REJECT not in rows.schema.names:
+        return rows, None
+    column = cast("Any", rows).column(REJECT)
+    for reject in shown(column.drop_null()):
+        # In a good row, a struct's code and reason are both NULL.
+        if isinstance(reject, str) or any(value is not None for value in reject.values()):
+            return rows.drop_columns([REJECT]), reject_of(reject)
+    return rows.drop_columns([REJECT]), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +204,7 @@ class PolledRecords:
         chosen: list[ConsumedRecord] = []
         for tp, range_ in sorted(part.items()):
             records = self.polled[tp].records
-            begin, end = (bisect_left(records, at, key=_offset) for at in (range_.from_, range_.until))
+            begin, end = (bisect_left(records, at, key=attrgetter("offset")) for at in (range_.from_, range_.until))
             chosen += records[begin:end]
         return [record for record in chosen if record.coordinates not in without] if without else chosen
 
@@ -129,10 +257,6 @@ class PolledRecords:
     def repeats(self) -> bool:
         """See `Delivery`: the transform is called twice, and its rows are compared."""
         return Computation(self.claim, self.outputs, lambda: self.sleep(0)).repeats(self.records(self.ranges))
-
-
-def _offset(record: ConsumedRecord) -> int:
-    return record.offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +385,10 @@ class Computation:
                 first.append(first[-1] + (made[name][0].num_rows if made else 0))
         # Without a batch there would be no columns.
         if not any(batches.values()):
-            batches = {name: [rows] for name, rows in self._of_none().items()}
+            try:
+                batches = {name: [rows] for name, (rows, _) in self._made([]).items()}
+            except TransformRaised as error:
+                raise error.failed() or error from error.__cause__
         by_record: dict[str, RowsByRecord] = {}
         for name, parts in batches.items():
             by_record[name] = RowsByRecord(outputs.writers[name], _joined(parts), firsts[name], outputs.handling)
@@ -272,16 +399,6 @@ class Computation:
             return {n: why for n, why in tried.items() if isinstance(why, FunctionFailed)}
 
         return ComputedRecords.of(records, outputs, by_record, rejected=rejected, failed=failed, failing=failing)
-
-    def _of_none(self) -> dict[str, pa.RecordBatch]:
-        """The batches, with columns but no rows, that the transform makes of no records.
-
-        :raises FunctionFailed: the transform can't make them.
-        """
-        try:
-            return {name: rows for name, (rows, _) in self._made([]).items()}
-        except TransformRaised as error:
-            raise error.failed() or error from error.__cause__
 
     def _made(self, records: Sequence[ConsumedRecord]) -> dict[str, tuple[pa.RecordBatch, Rejected | None]]:
         made = self._outputs.made(self._claim, records)

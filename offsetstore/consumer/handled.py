@@ -12,13 +12,11 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from offsetstore.consumer.delivery import Computation, ComputedRecords, PolledRecords, records_of
-from offsetstore.consumer.outputs import ConsumerOutputs
+from offsetstore.consumer.delivery import Computation, ComputedRecords, ConsumerOutputs, PolledRecords, records_of
 from offsetstore.consumer.records import ConsumedRecord, as_given
 from offsetstore.errors import FunctionFailed, HandlerStuck
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing import handling
-from offsetstore.processing.by_record import ArrowRows, RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handled_rows import arrow_rows, as_failed, columns_of
 from offsetstore.processing.handling import (
@@ -31,7 +29,7 @@ from offsetstore.processing.handling import (
     outage_of_call,
     service_unavailable,
 )
-from offsetstore.processing.outputs import handler_failed, reject_of
+from offsetstore.processing.outputs import ArrowRows, RowsByRecord, handler_failed, reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.events import HandlerCalled
 from offsetstore.protocol.letters import Letter

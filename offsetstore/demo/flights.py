@@ -21,8 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from offsetstore.demo.job_settings import BOOTSTRAP, GROUP, PARTITIONS, TOPIC, DemoFailed
-from offsetstore.errors import ConfigurationError, MissingDependency, TopicMissing
+from offsetstore.errors import ConfigurationError, MissingDependency, OffsetStoreError, TopicMissing
 from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.kafka.broker import Broker
 from offsetstore.lazy import how_to_install
@@ -31,9 +30,18 @@ from offsetstore.protocol.letters import Cause
 Flight: TypeAlias = "dict[str, Any]"
 CarrierMonth: TypeAlias = "tuple[str, int, int]"
 
+TOPIC: Final = "flights"
+PARTITIONS: Final = 4
+GROUP: Final = "carrier-delays"
+BOOTSTRAP: Final = "OFFSETSTORE_DEMO_BOOTSTRAP"
+
 ALL: Final = 336_776
 _MISSING: Final = "NA"
 _TEXTS: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+
+
+class DemoFailed(OffsetStoreError):
+    """The demo itself failed; this says nothing about the jobs."""
 
 
 def find_file() -> Path:

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from offsetstore.demo.flights import Ledger
-from offsetstore.demo.job_settings import PAUSE, DemoFailed, JobSettings
+from offsetstore.demo.flights import DemoFailed, Ledger
+from offsetstore.demo.job import PAUSE, JobSettings
 from offsetstore.demo.tables import OURS, THEIRS, Findings, JobTables, LandingWatch, Observation, verify
 from offsetstore.testing.job_process import JobProcess, OutputLine
 

@@ -20,17 +20,20 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from offsetstore.demo.flights import Ledger, choose, count_produced, produce_flights, read_flights, records_of
-from offsetstore.demo.job_settings import BATCHES, JobSettings
+from offsetstore.demo.job import JobSettings
 from offsetstore.demo.kills import POISON_POINTS, DemoJob, DemoSupervisor, JobName, JobResult, plan
 from offsetstore.demo.tables import add_rules, connected
 from offsetstore.kafka.admin import NewRecord
 from offsetstore.kafka.broker import Broker
 from offsetstore.lazy import find
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.local.spark.launch import quick_conf, spark_conf
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
+from offsetstore.local.spark import quick_conf, spark_conf
 from offsetstore.offset_store import OffsetStore
 from offsetstore.postgres.migrate import upgrade
+
+BATCHES: Final = 24
+"""About how many micro-batches the input is cut into."""
 
 _LINE_SECONDS: Final = 5.0
 _INTERVAL: Final = 1000

@@ -14,8 +14,7 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from offsetstore.demo.flights import CarrierMonth, Delays, ExpectedLetter, Ledger
-from offsetstore.demo.job_settings import GROUP, JDBC_NAME, TOPIC
+from offsetstore.demo.flights import GROUP, TOPIC, CarrierMonth, Delays, ExpectedLetter, Ledger
 from offsetstore.postgres.url import make_engine
 
 COLUMNS: Final = {
@@ -96,6 +95,9 @@ def add_rules(connection: Connection) -> None:
     for statement in _RULES:
         connection.exec_driver_sql(statement)
 
+
+JDBC_NAME: Final = "demo at-least-once"
+"""The ``application_name`` of Spark's JDBC writer, by which another connection sees it."""
 
 _SECONDS: Final = 0.5
 # One statement sees one snapshot. The topic begins at 0 in each partition, so the sum of offsets counts records.

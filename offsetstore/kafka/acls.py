@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.kafka.settings.librdkafka import topic_names
+from offsetstore.kafka.settings import topic_names
 from offsetstore.protocol.outbox import ANCHOR
 
 Resource: TypeAlias = Literal["topic", "group", "transactional-id"]

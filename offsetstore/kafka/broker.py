@@ -14,13 +14,11 @@ from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, Co
 from offsetstore.kafka import requests
 from offsetstore.kafka.acls import Acl, probed_groups
 from offsetstore.kafka.client import BACKOFF, Client, Deadline, Missing
-from offsetstore.kafka.committed import committed_offsets
 from offsetstore.kafka.errors import PASSING, no_answer
-from offsetstore.kafka.group_offsets import GroupOffsets
+from offsetstore.kafka.group_offsets import GroupOffsets, committed_offsets
 from offsetstore.kafka.outlet import Outlet
 from offsetstore.kafka.overview import GroupConnections, find_first_records, read_records, take_snapshot
-from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
-from offsetstore.kafka.settings.spark import read_options
+from offsetstore.kafka.settings import ClientSettings, read_options, topic_names
 from offsetstore.kafka.truncation import PARTITIONS, find_resets
 from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.arguments import check_seconds, check_whole
@@ -274,7 +272,11 @@ class Broker:
                 resets = {}
             else:
                 # An offset outside the log gets the same code: only a log that holds it was truncated (decision 0049).
-                resets = {tp: at for tp, at in resets.items() if _holds(logs[tp], pairs[tp].offset)}
+                resets = {
+                    tp: at
+                    for tp, at in resets.items()
+                    if (high := logs[tp].high) is not None and logs[tp].beginning <= pairs[tp].offset <= high
+                }
         return {**untold, **resets}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
@@ -501,10 +503,6 @@ class Broker:
                     "this Broker was used before a fork, and its client's threads live in the other process",
                     "Create a Broker in this process, or start processes with the spawn method.",
                 )
-
-
-def _holds(log: Watermarks, offset: int) -> bool:
-    return log.high is not None and log.beginning <= offset <= log.high
 
 
 def _missing(missing: Missing, there: list[str], address: str) -> TopicMissing:

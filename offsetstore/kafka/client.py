@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from offsetstore.errors import BrokerError, ConfigurationError
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe, no_answer
-from offsetstore.kafka.settings.java import instead_of
+from offsetstore.kafka.java_settings import instead_of
 from offsetstore.runtime.background import meanwhile
 from offsetstore.runtime.functions import call
 
@@ -158,7 +158,11 @@ class Client:
         :raises BrokerRefused: wrong credentials, as soon as librdkafka reports them.
         """
         outcomes = self._outcomes(requests, deadline)
-        again = [number for number, answer in enumerate(outcomes) if any(map(_may_pass, answer.values()))]
+        again = [
+            number
+            for number, answer in enumerate(outcomes)
+            if any(isinstance(outcome, KafkaError) and outcome.code() in PASSING for outcome in answer.values())
+        ]
         if again and deadline.rest > BACKOFF:
             self._pause(deadline)
             repeated = self._outcomes([requests[number] for number in again], deadline)
@@ -301,10 +305,6 @@ def let_go(holder: list[Any]) -> None:
     ended = meanwhile("offsetstore-kafka-end", holder.clear)
     if ended.done() and ended.exception() is not None:  # no thread could be started: waiting is better than leaking
         holder.clear()
-
-
-def _may_pass(outcome: object) -> bool:
-    return isinstance(outcome, KafkaError) and outcome.code() in PASSING
 
 
 def _kafka_error(error: BaseException) -> KafkaError:

@@ -87,7 +87,7 @@ def is_forbidden(error: KafkaError) -> bool:
 
 def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
     """Translate an error that another try will not change."""
-    doing = _doing(doing)
+    doing = doing if isinstance(doing, Doing) else Doing(doing)
     code = error.code()
     if code in WRONG_CREDENTIALS:
         return BrokerRefused(
@@ -134,10 +134,6 @@ def _no_tls(error: KafkaError, doing: Doing) -> TlsFailed:
     )
 
 
-def _doing(what: Doing | str) -> Doing:
-    return what if isinstance(what, Doing) else Doing(what)
-
-
 def describe(error: KafkaError) -> str:
     """Return name and text; librdkafka's texts hold addresses and reasons, but no settings."""
     # A fatal error's text says the same thing twice: "Fatal error: WHAT: Fatal consumer error: WHAT".
@@ -152,7 +148,7 @@ def no_answer(
 
     :param seconds: how long the whole call was allowed to take.
     """
-    doing = _doing(doing)
+    doing = doing if isinstance(doing, Doing) else Doing(doing)
     if error is not None and error.code() not in _SILENCE:
         return broker_error(error, doing)
     telling = [report for report in reported if report.code() != KafkaError._ALL_BROKERS_DOWN]  # noqa: SLF001

@@ -25,9 +25,9 @@ from confluent_kafka.cimpl import NewTopic
 from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
 from offsetstore.kafka import requests
 from offsetstore.kafka.client import LOG, Client, Deadline, Missing, let_go, make
-from offsetstore.kafka.committed import committed_offsets, consumer_config, read_with
 from offsetstore.kafka.errors import MISSING, Doing, broker_error, describe, is_forbidden, no_answer
-from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.kafka.group_offsets import committed_offsets, consumer_config, read_with
+from offsetstore.kafka.settings import ClientSettings
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.outbox import KafkaMark, Mark, OutboxRow, Refusal, new_word
 from offsetstore.runtime import failpoints

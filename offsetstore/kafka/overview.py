@@ -14,10 +14,9 @@ import confluent_kafka as ck
 from offsetstore.errors import BrokerError, TopicMissing
 from offsetstore.kafka import requests
 from offsetstore.kafka.client import Client, Deadline, with_consumer
-from offsetstore.kafka.committed import consumer_config
 from offsetstore.kafka.errors import MISSING, Doing
-from offsetstore.kafka.group_offsets import GroupOffsets
-from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.kafka.group_offsets import GroupOffsets, consumer_config
+from offsetstore.kafka.settings import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.protocol.outbox import is_topic
 from offsetstore.protocol.ports import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot

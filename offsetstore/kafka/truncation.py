@@ -17,9 +17,9 @@ import confluent_kafka as ck
 
 from offsetstore.errors import BrokerError
 from offsetstore.kafka.client import Deadline, with_consumer
-from offsetstore.kafka.committed import FINAL, consumer_config
 from offsetstore.kafka.errors import PASSING, Doing, broker_error, no_answer
-from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.kafka.group_offsets import FINAL, consumer_config
+from offsetstore.kafka.settings import ClientSettings
 from offsetstore.offsets import EpochPair, TopicPartition
 
 _POLL_SECONDS: Final = 0.1

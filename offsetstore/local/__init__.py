@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 
 def cache_directory() -> Path:
@@ -27,3 +29,20 @@ def locked(path: Path) -> Generator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+Notice: TypeAlias = Callable[[str], None]
+
+
+@contextmanager
+def notices(given: Notice | None) -> Generator[Notice]:
+    """Yield a function that shows notices: ``given``, or one that prints. At a terminal, each replaces the last."""
+    from rich.console import Console  # noqa: PLC0415 - jobs whose jars are there need none
+    from rich.markup import escape  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    if given is not None or not console.is_terminal:
+        yield given or (lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201 - this is the output
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(escape(text))

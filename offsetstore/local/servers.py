@@ -266,7 +266,16 @@ def is_process_of(pid: int, directory: Path) -> bool:
     """Whether the process runs and is the server that keeps its files there."""
     # The id alone says little: after a reboot it may be another process's.
     _reap(pid)
-    return str(directory) in _command_line(pid)
+    if Path("/proc/self").exists():
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            return False
+    else:
+        line = subprocess.run(  # noqa: S603 - only a number varies
+            ["/bin/ps", "-p", str(pid), "-o", "command="], capture_output=True, text=True, check=False
+        ).stdout
+    return str(directory) in line
 
 
 def end_process(pid: int, *, seconds: float) -> None:
@@ -300,15 +309,3 @@ def _reap(pid: int) -> None:
     """Reap the process if it is our child and has ended; otherwise it would seem to run."""
     with suppress(ChildProcessError):  # not a child of ours
         os.waitpid(pid, os.WNOHANG)
-
-
-def _command_line(pid: int) -> str:
-    if Path("/proc/self").exists():
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            return ""
-    done = subprocess.run(  # noqa: S603 - only a number varies
-        ["/bin/ps", "-p", str(pid), "-o", "command="], capture_output=True, text=True, check=False
-    )
-    return done.stdout

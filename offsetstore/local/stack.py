@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from offsetstore.local import cache_directory, locked
-from offsetstore.local.kafka.properties import KafkaPorts
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.binaries import temporary_directory, unprivileged_account
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.kafka_properties import KafkaPorts
+from offsetstore.local.postgres import PostgresServer, temporary_directory, unprivileged_account
 from offsetstore.local.servers import LOOPBACK, answers, end_process, is_process_of
 
 _USER = _DATABASE = "offsetstore"

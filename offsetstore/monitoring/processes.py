@@ -23,7 +23,7 @@ from offsetstore.monitoring.supervision import RunningClock
 from offsetstore.offsets import OffsetRange, Ranges, TopicPartition, describe
 from offsetstore.protocol.retries import doubled
 from offsetstore.runtime.process import StopRequests
-from offsetstore.store.run_record import resident_bytes
+from offsetstore.store.heartbeat import resident_bytes
 
 STACKS: Final = signal.SIGUSR2
 """At this signal a process writes the stacks of its threads to standard error."""

@@ -55,7 +55,16 @@ class Monitoring(Metrics):
     ) -> None:
         super().__init__(registry)
         self._limits = limits or Limits()
-        _check(on_dead, token, self._limits)
+        # Else each wait for the next heartbeat would be an outage.
+        if self._limits.unreachable < 2 * heartbeat.INTERVAL:
+            raise ConfigurationError(
+                "Limits.unreachable is shorter than the database's answers are apart",
+                found=self._limits.unreachable,
+                expected=f"at least {2 * heartbeat.INTERVAL:g} s",
+            )
+        if on_dead not in {None, "exit"}:
+            raise ConfigurationError('on_dead must be "exit" or None', found=repr(on_dead))
+        check_token(token)
         self._clock = RunningClock()
         self._facts = FactCollector(self._clock, self._limits)
         self._token = token
@@ -108,14 +117,13 @@ class Monitoring(Metrics):
             verdict = self.health()
             is_good = verdict.is_live if path == "/livez" else verdict.is_ready
             status = HTTPStatus.OK if is_good else _FAILURES[path]
-            found = document(verdict, details=self._may_see_details(request.headers.get("Authorization", "")))
+            details = self._is_local
+            if self._token is not None:
+                sent = request.headers.get("Authorization", "").encode(errors="replace")
+                details = hmac.compare_digest(sent, f"Bearer {self._token}".encode())
+            found = document(verdict, details=details)
         headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
         return status, json.dumps(found).encode() + b"\n", headers
-
-    def _may_see_details(self, sent: str) -> bool:
-        if self._token is None:
-            return self._is_local
-        return hmac.compare_digest(sent.encode(errors="replace"), f"Bearer {self._token}".encode())
 
 
 def document(verdict: Verdict, *, details: bool) -> dict[str, object]:
@@ -129,16 +137,3 @@ def document(verdict: Verdict, *, details: bool) -> dict[str, object]:
             {"code": finding.code, "group": finding.group, "text": finding.text} for finding in verdict.findings
         ]
     return found
-
-
-def _check(on_dead: object, token: str | None, limits: Limits) -> None:
-    # Else each wait for the next heartbeat would be an outage.
-    if limits.unreachable < 2 * heartbeat.INTERVAL:
-        raise ConfigurationError(
-            "Limits.unreachable is shorter than the database's answers are apart",
-            found=limits.unreachable,
-            expected=f"at least {2 * heartbeat.INTERVAL:g} s",
-        )
-    if on_dead not in {None, "exit"}:
-        raise ConfigurationError('on_dead must be "exit" or None', found=repr(on_dead))
-    check_token(token)

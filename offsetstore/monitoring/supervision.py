@@ -17,7 +17,7 @@ from offsetstore.monitoring.health import Code, Facts, Limits, Verdict
 from offsetstore.protocol.events import ClaimTaken, Event, SinkMade
 from offsetstore.protocol.job_state import JobStates
 from offsetstore.runtime.background import Background
-from offsetstore.store.run_record import resident_bytes
+from offsetstore.store.heartbeat import resident_bytes
 
 OnDead = Literal["exit"]
 

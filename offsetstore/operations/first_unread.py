@@ -109,7 +109,10 @@ class Search:
             is_same = self._asked is not None and record == self._above
             self._above, self._asked = record, self.time
         below = self._below
-        if below is None or below.timestamp_ms >= self._now or self._is_found() or self._is_at_end(below):
+        if below is None or below.timestamp_ms >= self._now or self._is_found():
+            return self.result()
+        # No record below the stored offset has a later timestamp than the one found.
+        if self._asked is not None and self._asked <= below.timestamp_ms + 1:
             return self.result()
         self.time = self._next(below, is_same=is_same)
         return None
@@ -133,10 +136,6 @@ class Search:
             # All unread records are between the last one below and now, if they are in order.
             return self._is_near(below.timestamp_ms, self._now)
         return above.offset == self._stored or self._is_near(below.timestamp_ms, above.timestamp_ms)
-
-    def _is_at_end(self, below: FoundRecord) -> bool:
-        """Whether no record below the stored offset has a later timestamp than the one found."""
-        return self._asked is not None and self._asked <= below.timestamp_ms + 1
 
     def _is_near(self, earlier: int, later: int) -> bool:
         return later - earlier <= max(TOLERANCE_MS, TOLERANCE * (self._now - later))

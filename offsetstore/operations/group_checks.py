@@ -154,7 +154,11 @@ class _Checks:
 
     def _running(self, run: Run, batch: str, since: datetime) -> Check:
         if run.status.phase == "batch":
-            return self._in_flight(run, batch, since)
+            offsets = "" if run.status.batch_offsets is None else f" with {counted(run.status.batch_offsets, 'offset')}"
+            text = f"{batch}{offsets} is in flight since:"
+            if run.read_at - since > LONG_BATCH and self._group.pause is None:
+                return Check("batch", "bad", text, since, self._command("errors", "--source retry -n 5"))
+            return Check("batch", "ok", text, since)
         if run.status.phase == "starting":
             return self._starting(run, since)
         if run.status.phase == "paused":
@@ -170,13 +174,6 @@ class _Checks:
             return Check("batch", "ok", "The last run has reported no batch.")
         at = _whole(run.read_at - timedelta(seconds=status.last_batch_age))
         return Check("batch", "ok", f"{batch} was the last one, and ended well:", at)
-
-    def _in_flight(self, run: Run, batch: str, since: datetime) -> Check:
-        offsets = "" if run.status.batch_offsets is None else f" with {counted(run.status.batch_offsets, 'offset')}"
-        text = f"{batch}{offsets} is in flight since:"
-        if run.read_at - since > LONG_BATCH and self._group.pause is None:
-            return Check("batch", "bad", text, since, self._command("errors", "--source retry -n 5"))
-        return Check("batch", "ok", text, since)
 
     def _starting(self, run: Run, since: datetime) -> Check:
         advanced = last_advance(self._group)

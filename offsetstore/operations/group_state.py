@@ -19,10 +19,10 @@ from offsetstore.operations.first_unread import FirstUnread, find_first_unread
 from offsetstore.operations.people import LastRun, Requested, StoreOverview
 from offsetstore.operations.samples import Sample
 from offsetstore.protocol.database import GroupRow
-from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import LetterState
 from offsetstore.protocol.outbox import OutboxState, RelayStatus
 from offsetstore.protocol.ports import BrokerOverview, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
+from offsetstore.protocol.runs import FleetMember
 from offsetstore.runtime.functions import without_frames
 from offsetstore.text import counted
 

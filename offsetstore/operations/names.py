@@ -160,7 +160,10 @@ class RenameGroup(Fencing[NewName]):
         token = Token(max(session.lock_group(name).epoch for name in (group, new)) + 1, uuid4())
         # A pause that has ended by itself gets its line under the old name, and does not move to the new one.
         end_pause(session, group, owner, by.who)
-        _rename(people(session), group, new)
+        tx = people(session)
+        tx.rows(LOCK_SAMPLES, group=group)
+        for table in _TABLES:
+            tx.run(RENAME_SAMPLES if table == "samples" else RENAME_IN % table, group=group, new=new)
         session.write_pause(new, owner.pause if owner is not None else None)
         session.write_pause(group, None)
         # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
@@ -325,13 +328,6 @@ def _arrivals(by: By, event: EventName, plan: NewName, token: Token) -> list[His
     why = f"from {plan.group!r}: {by.reason}"
     arrived = [by.event(event, token, why, of=tp, offsets=(None, offset)) for tp, offset in plan.offsets.items()]
     return [by.event(event, token, why), *arrived]
-
-
-def _rename(session: PostgresSession, group: str, new: str) -> None:
-    """Move the group's rows to ``new``, which has none. Needs the locks of both groups and of the rows."""
-    session.rows(LOCK_SAMPLES, group=group)
-    for table in _TABLES:
-        session.run(RENAME_SAMPLES if table == "samples" else RENAME_IN % table, group=group, new=new)
 
 
 def _expect_delete(session: PostgresSession) -> None:

@@ -22,10 +22,19 @@ from offsetstore.postgres.schema import HEAD, metadata
 from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
 from offsetstore.protocol.arguments import check_whole
 from offsetstore.protocol.database import EVENTS, TAKING, Database, GroupRow, HistoryEvent, Session
-from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import LetterState
 from offsetstore.protocol.outbox import MOST_COUNTED, OutboxState, RelayStatus, relay_state
-from offsetstore.protocol.runs import SOURCES, Ending, ErrorSource, JobError, Run, RunStatus, is_live, run_state
+from offsetstore.protocol.runs import (
+    SOURCES,
+    Ending,
+    ErrorSource,
+    FleetMember,
+    JobError,
+    Run,
+    RunStatus,
+    is_live,
+    run_state,
+)
 from offsetstore.protocol.store_facts import runs_on
 from offsetstore.store.sessions import read
 

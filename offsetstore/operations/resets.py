@@ -228,7 +228,9 @@ class ResetOffsets(Fencing[Reset]):
         :raises ConfigurationError: the store has no offset of a partition that was named.
         """
         if isinstance(self.target, Mapping):
-            _expect_rows(self.group, rows, self.target)
+            # A misspelt topic would silently get a row.
+            if unknown := sorted(self.target.keys() - rows.keys()):
+                raise unknown_partition(self.group, rows, unknown[0])
             return sorted(self.target)
         if isinstance(self.partitions, str):
             return sorted(rows)
@@ -358,15 +360,6 @@ def _offsets(offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]
     if not offsets:
         raise ConfigurationError("a reset names no partitions", expected="an offset for each partition to reset")
     return {tp: as_offset(f"the offset of {tp}", offset, most=MAX_OFFSET) for tp, offset in offsets.items()}
-
-
-def _expect_rows(
-    group: str, rows: Mapping[TopicPartition, StoredOffset], offsets: Mapping[TopicPartition, int]
-) -> None:
-    """Refuse partitions without a row: a misspelt topic would silently get a row."""
-    unknown = sorted(offsets.keys() - rows.keys())
-    if unknown:
-        raise unknown_partition(group, rows, unknown[0])
 
 
 def unknown_partition(group: str, rows: Iterable[TopicPartition], tp: TopicPartition) -> ConfigurationError:

@@ -1,17 +1,22 @@
-"""Connections to PostgreSQL: begins sessions, and runs the queries beside them."""
+"""Connections to PostgreSQL: begins sessions, and runs the queries beside them, here and in another process."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shlex
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any, cast
+from typing import Any, Final, Self, TypeAlias, cast
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, TextClause, text
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Connection, Engine, TextClause, create_engine, event, text
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import NullPool
 
 from offsetstore.errors import (
     ConfigurationError,
@@ -44,6 +49,16 @@ _WITHOUT_OPTIONS = (
     "and make settings with ALTER ROLE ... SET."
 )
 
+Secrets: TypeAlias = "dict[str, str]"
+"""Libpq's secret parameters, by their names."""
+
+# These travel sealed, apart from the address: Spark may put a pickled function on disk (decision 0014).
+_SECRET: Final = frozenset({"oauth_client_secret", "password", "scram_client_key", "scram_server_key", "sslpassword"})
+# SQLAlchemy's adapters, which every engine adds itself.
+_ITS_OWN: Final = frozenset({"context"})
+# The listener stays on the application's engine, so it must do nothing for the engine's other connections.
+_capturing: ContextVar[bool] = ContextVar("capturing", default=False)
+
 
 class PostgresDatabase:
     """One engine and one schema. ``idle_timeout``: seconds after which the server ends an idle open transaction."""
@@ -51,7 +66,11 @@ class PostgresDatabase:
     def __init__(
         self, engine: Engine, *, schema: str | None, idle_timeout: float, owned: bool, dedicated: Engine | None = None
     ) -> None:
-        self.engine = _hiding_parameters(engine)
+        self.engine = engine
+        if not engine.hide_parameters:
+            # A view has the engine's pool and listeners, and leaves the application's setting alone (decision 0025).
+            self.engine = engine.execution_options()
+            self.engine.hide_parameters = True
         # Heartbeats and the termination of blockers must not wait for a connection of the job's pool.
         self._dedicated = dedicated or Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
         self._pid = os.getpid()
@@ -69,36 +88,43 @@ class PostgresDatabase:
 
     def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> PostgresSession:
         engine = self._dedicated if dedicated else self.engine
-        settings = {
-            "name": name,
-            "lock_timeout": f"{_milliseconds(lock_timeout)}ms",
-            "idle_timeout": f"{_milliseconds(self._idle_timeout)}ms",
-        }
-        return PostgresSession(lambda: self._begin(engine), self._place, settings)
+        # As PostgreSQL takes them: 0 for none, at most 31 bits.
+        lock, idle = (
+            0 if seconds is None else min(2**31 - 1, max(1, round(seconds * 1000)))
+            for seconds in (lock_timeout, self._idle_timeout)
+        )
+        settings = {"name": name, "lock_timeout": f"{lock}ms", "idle_timeout": f"{idle}ms"}
+        return PostgresSession(lambda: self._connect(engine, begins=True), self._place, settings)
 
-    def _begin(self, engine: Engine) -> Connection:
-        """Take a connection and begin SQLAlchemy's transaction; nothing is sent, except by hooks of the engine."""
-        connection = self._connect(engine)
-        try:
-            connection.begin()
-        except DATABASE_ERRORS as error:
-            connection.invalidate()
-            connection.close()
-            raise _unreachable(error) from error
-        return connection
-
-    def _connect(self, engine: Engine) -> Connection:
+    def _connect(self, engine: Engine, *, begins: bool = False) -> Connection:
+        """Take a connection, and begin SQLAlchemy's transaction; nothing is sent, except by hooks of the engine."""
         # A forked child would send its SQL into the parent's transaction (decision 0053).
         expect_own(self._pid)
         try:
             connection = engine.connect()
             try:
-                return _prepared(connection)
+                # If libpq knows already that it is closed, the next use takes another connection.
+                if cast("Any", connection.connection.driver_connection).closed:
+                    connection.invalidate()
+                driver = cast("Any", connection.connection.driver_connection)
+                keep_from_children(driver)
+                # Behind PgBouncer the next transaction may run on another server connection, without the prepared
+                # statement. `make_engine` sets this too; an application's own engine may not (decision 0013).
+                driver.prepare_threshold = None
+                connection = connection.execution_options(isolation_level="READ COMMITTED")
             except BaseException:
                 connection.close()
                 raise
-        except (*DATABASE_ERRORS, OSError) as error:
+        except (*DATABASE_ERRORS, OSError) as error:  # OSError: this process may open no more files
             raise _unreachable(error) from error
+        if begins:
+            try:
+                connection.begin()
+            except DATABASE_ERRORS as error:
+                connection.invalidate()
+                connection.close()
+                raise _unreachable(error) from error
+        return connection
 
     @contextmanager
     def _asking(self, engine: Engine) -> Generator[Connection]:
@@ -112,32 +138,25 @@ class PostgresDatabase:
 
     def translate(self, error: BaseException) -> BaseException:
         ours = errors.translate(error)
-        if isinstance(ours, LockTimeout) and ours.table is not None and (holder := self._table_holder(ours.table)):
-            ours.name_holder(holder)
+        if isinstance(ours, LockTimeout) and ours.table is not None:
+            holder = self._ask(text(sql.TABLE_HOLDER), table=ours.table)
+            if holder is not None:
+                ours.name_holder(f"{ours.table} held by {described(holder)}")
         if isinstance(ours, MissingPrivilege) and ours.grants is not None and ours.grants[1] == errors.ROLE:
-            option, _, *more = ours.grants
-            ours.granted_by(option, self._role(), *more, *schema_option(self.schema))
+            option, role, *more = ours.grants
+            if (asked := self._ask(text("SELECT current_user"))) is not None:
+                [role] = asked
+            ours.granted_by(option, role, *more, *schema_option(self.schema))
         return ours
 
-    def _role(self) -> str:
-        """The role that the connections have; `errors.ROLE` if it can't be asked."""
+    def _ask(self, statement: TextClause, **values: object) -> Any:
+        """The first row; ``None`` if there is none, or if the database can't be asked."""
         try:
             with self._asking(self._dedicated) as connection:
-                role = connection.execute(text("SELECT current_user")).scalar_one()
-        except (*DATABASE_ERRORS, OffsetStoreError) as error:
-            without_frames(error)
-            return errors.ROLE
-        return cast("str", role)
-
-    def _table_holder(self, table: str) -> str | None:
-        """Who has locked the table against writes; ``None`` if nobody has any more."""
-        try:
-            with self._asking(self._dedicated) as connection:
-                row = connection.execute(text(sql.TABLE_HOLDER), {"table": table}).first()
+                return connection.execute(statement, values).first()
         except (*DATABASE_ERRORS, OffsetStoreError) as error:
             without_frames(error)
             return None
-        return None if row is None else f"{table} held by {described(row)}"
 
     @contextmanager
     def unblocking(self, session: Session, *, after: float, older_than: str) -> Generator[None]:
@@ -170,12 +189,7 @@ class PostgresDatabase:
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
         asked = {"topics": [tp.topic for tp in partitions], "partitions": [tp.partition for tp in partitions]}
-        try:
-            with self._asking(self._dedicated) as connection:
-                row = connection.execute(self._text(sql.LOCK_HOLDER), {"group": group, **asked}).first()
-        except (*DATABASE_ERRORS, OffsetStoreError) as error:
-            without_frames(error)
-            return None
+        row = self._ask(self._text(sql.LOCK_HOLDER), group=group, **asked)
         if row is None:
             return None
         return TopicPartition(row.topic, row.partition), f"held by {described(row)}"
@@ -231,22 +245,6 @@ class PostgresDatabase:
 
     def _text(self, statement: str) -> TextClause:
         return text(statement.replace("{s}", self._schema))
-
-
-def _prepared(connection: Connection) -> Connection:
-    """Prepare a pool's connection for a transaction.
-
-    :raises OSError: this process may open no more files.
-    """
-    # If libpq knows already that it is closed, the next use takes another connection.
-    if cast("Any", connection.connection.driver_connection).closed:
-        connection.invalidate()
-    driver = cast("Any", connection.connection.driver_connection)
-    keep_from_children(driver)
-    # Behind PgBouncer the next transaction may run on another server connection, without the prepared statement.
-    # `make_engine` sets this too; an application's own engine may not (decision 0013).
-    driver.prepare_threshold = None
-    return connection.execution_options(isolation_level="READ COMMITTED")
 
 
 def schemas_with_tables(connection: Connection) -> list[str]:
@@ -313,21 +311,6 @@ def check_encoding(connection: Connection) -> None:
         )
 
 
-def _hiding_parameters(engine: Engine) -> Engine:
-    """Return the engine, or a view of an application's engine, with parameters hidden in errors and log lines."""
-    if engine.hide_parameters:
-        return engine
-    # A view has the engine's pool and listeners, and leaves the application's own setting alone (decision 0025).
-    view = engine.execution_options()
-    view.hide_parameters = True
-    return view
-
-
-def _milliseconds(seconds: float | None) -> int:
-    """A time limit as PostgreSQL takes it: 0 for none, at most 31 bits."""
-    return 0 if seconds is None else min(2**31 - 1, max(1, round(seconds * 1000)))
-
-
 def _unreachable(error: Exception) -> OffsetStoreError:
     inner = errors.driver_error(error)
     if inner is not None and inner.sqlstate is not None:
@@ -348,3 +331,102 @@ def _unreachable(error: Exception) -> OffsetStoreError:
 
 def described(holder: Any) -> str:
     return f"pid {holder.pid} ({holder.application_name or 'no application_name'}, {holder.state})"
+
+
+class _Captured(Exception):
+    """Not an error: it carries the parameters out of SQLAlchemy before it connects."""
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        # Without arguments, so that a log of it shows no password.
+        super().__init__()
+        self.parameters = parameters
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseAddress:
+    """Where a database is, and in which schema our tables are.
+
+    ``parameters`` are the driver's, without `Secrets`. Each process adds those of its own environment (``PGPASSWORD``,
+    ``PGPASSFILE``, ``PGSSLROOTCERT``).
+    """
+
+    parameters: tuple[tuple[str, str | int | None], ...]
+    schema: str | None
+
+    @classmethod
+    def of(cls, database: PostgresDatabase) -> Self:
+        """Describe a database, with the schema in which our tables were found, without connecting.
+
+        :raises ConfigurationError: its connections are made by code that can't be sent elsewhere.
+        """
+        plain = {name: value for name, value in _parameters(database.engine).items() if name not in _SECRET}
+        return cls(tuple(sorted(plain.items())), database.schema)
+
+    def connect(self, secrets: Callable[[], Mapping[str, str]], *, idle_timeout: float) -> PostgresDatabase:
+        """Make a database with at most one connection, opened by the first transaction and checked before each.
+
+        :param secrets: called for each new connection.
+        :param idle_timeout: as for `PostgresDatabase`.
+        """
+
+        def add_secrets(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
+            parameters.update(secrets())
+
+        parameters = {**dict(self.parameters), "client_encoding": "UTF8"}  # as `make_engine`
+        connect: dict[str, Any] = {"connect_args": parameters, "hide_parameters": True}
+        url = URL.create("postgresql+psycopg")
+        engine = create_engine(url, pool_size=1, max_overflow=0, **connect)
+        dedicated = create_engine(url, poolclass=NullPool, **connect)
+        for each in (engine, dedicated):
+            event.listen(each, "do_connect", add_secrets)
+        return PostgresDatabase(engine, schema=self.schema, idle_timeout=idle_timeout, owned=True, dedicated=dedicated)
+
+
+def secrets_of(database: PostgresDatabase) -> Secrets:
+    """The secrets for a new connection now; calls ``credentials=`` if it is set.
+
+    :raises ConfigurationError: see `DatabaseAddress.of`.
+    :raises StoreUnavailable: ``credentials=`` failed.
+    """
+    parameters = _parameters(database.engine)
+    return {name: str(value) for name, value in parameters.items() if name in _SECRET and value}
+
+
+def _parameters(engine: Engine) -> dict[str, Any]:
+    """The parameters that the engine would pass to psycopg, with ``connect_args`` and what listeners add (tokens)."""
+    if not event.contains(engine, "do_connect", _capture):
+        event.listen(engine, "do_connect", _capture)
+    # A new pool has no connection yet, so it makes one and calls the listeners.
+    pool = engine.pool.recreate()
+    token = _capturing.set(True)
+    try:
+        pool.connect().close()
+    except _Captured as captured:
+        return {name: _sendable(name, value) for name, value in captured.parameters.items() if name not in _ITS_OWN}
+    finally:
+        _capturing.reset(token)
+        pool.dispose()
+    raise ConfigurationError(
+        "the engine's connections are made by a function, which executors do not have",
+        found="create_engine(..., creator=...), or a do_connect listener that returns a connection",
+        expected="an engine that is made from a URL",
+        next_step="Give OffsetStore.connect the URL, and credentials= for passwords that change; or write from the "
+        'driver: atomicity="batch".',
+    )
+
+
+def _capture(_dialect: object, _record: object, arguments: list[Any], parameters: dict[str, Any]) -> None:
+    if _capturing.get():
+        conninfo = conninfo_to_dict(arguments[0]) if arguments and arguments[0] else {}
+        named = conninfo_to_dict(parameters.pop("conninfo", None) or "")
+        raise _Captured({**conninfo, **named, **parameters})
+
+
+def _sendable(name: str, value: object) -> str | int | None:
+    if value is None or isinstance(value, (str, int)):
+        return value
+    raise ConfigurationError(
+        f"the engine's connect_args have {name}, which can't be sent to executors",
+        found=type(value).__name__,
+        expected="text or a number",
+    )

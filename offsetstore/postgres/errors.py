@@ -155,16 +155,12 @@ def naming_texts(values: Mapping[str, object]) -> Generator[None]:
         raise
 
 
-@contextmanager
-def refused_at_commit() -> Generator[None]:
-    """Turn a refusal of rows that are checked at COMMIT into `RowsRefused`; used inside of `translated`."""
-    try:
-        yield
-    except (psycopg.Error, StatementError) as error:
-        inner = driver_error(error)
-        if inner is None or inner.sqlstate is None or is_of_server(error) or is_repeatable(error):
-            raise
-        raise _refused(inner, inner.sqlstate, None, ()) from None
+def refused_at_commit(error: BaseException) -> RowsRefused | None:
+    """Return our error if COMMIT refuses rows that are checked then, ``None`` for other errors."""
+    inner = driver_error(error)
+    if inner is None or inner.sqlstate is None or is_of_server(error) or is_repeatable(error):
+        return None
+    return _refused(inner, inner.sqlstate, None, ())
 
 
 @contextmanager

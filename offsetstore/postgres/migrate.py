@@ -108,7 +108,7 @@ def _expect_transaction(connection: Connection) -> None:
             found="AUTOCOMMIT",
             next_step="Pass a connection of `engine.begin()`.",
         )
-    if _running(alembic.context) is not None and not connection.in_transaction():
+    if getattr(alembic.context, "_proxy", None) is not None and not connection.in_transaction():
         # Alembic would take a transaction that we begin for the application's, and commit neither.
         raise ConfigurationError(
             "the migrations were called from an env.py outside of its transaction, and would not be committed",
@@ -212,17 +212,13 @@ def _restoring_alembic() -> Generator[None]:
 
     ``alembic.context`` and ``alembic.op`` hold one running environment each, which Alembic clears at its end.
     """
-    running = [_running(module) for module in (alembic.context, alembic.op)]
+    running: list[Any] = [getattr(module, "_proxy", None) for module in (alembic.context, alembic.op)]
     try:
         yield
     finally:
         for proxy in running:
             if proxy is not None:
                 proxy._install_proxy()  # noqa: SLF001 - Alembic has no public way
-
-
-def _running(module: Any) -> Any:
-    return getattr(module, "_proxy", None)
 
 
 def upgrade_as_sql(*, schema: str | None = None, since: str = "base") -> str:

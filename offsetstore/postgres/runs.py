@@ -112,7 +112,11 @@ class RunStatements(Statements):
             batch=status.batch,
             batch_offsets=status.batch_offsets,
             last_batch_age=_interval(status.last_batch_age),
-            counters=Jsonb({**status.counters, **_as_counter(status.replays_letters)}),
+            counters=Jsonb(
+                status.counters
+                if status.replays_letters is None
+                else {**status.counters, REPLAYS: status.replays_letters}
+            ),
             memory=status.memory,
             mirror_age=_interval(status.mirror_age),
             mirror_error=None if status.mirror_error is None else writable(status.mirror_error),
@@ -140,10 +144,6 @@ class RunStatements(Statements):
         # The job itself trims, so that a crash loop fills no disk (decision 0041).
         for statement in (TRIM_RUNS, TRIM_MEMBER_RUNS, TRIM_ERRORS):
             self.run(statement, group=group, keep=keep)
-
-
-def _as_counter(replays_letters: bool | None) -> dict[str, bool]:  # noqa: FBT001 - the only one
-    return {} if replays_letters is None else {REPLAYS: replays_letters}
 
 
 def _interval(seconds: float | None) -> timedelta | None:

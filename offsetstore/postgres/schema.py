@@ -24,7 +24,6 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
-    TextClause,
     Uuid,
     false,
     func,
@@ -60,10 +59,6 @@ _NAME = Text(collation="C")
 
 def _timestamp(name: str) -> Column[object]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp())
-
-
-def _beginning(name: str) -> TextClause:
-    return text(f"left(coalesce({name}, ''), {INDEXED})")
 
 
 kafka_partitions = Table(
@@ -238,7 +233,10 @@ dead_letters = Table(
     Index(
         "dead_letters_error_idx",
         "consumer_group",
-        *(_beginning(name) for name in ("constraint_name", "column_name", "table_name", "sqlstate", "error_class")),
+        *(
+            text(f"left(coalesce({name}, ''), {INDEXED})")
+            for name in ("constraint_name", "column_name", "table_name", "sqlstate", "error_class")
+        ),
         "payload",
     ),
 )

@@ -52,9 +52,9 @@ from offsetstore.protocol.database import (
     MetadataRow,
     NewOffset,
 )
-from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.runs import FleetMember
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import without_frames
@@ -125,16 +125,14 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
 
     def _open(self) -> None:
         self._connection = self._connect()
-        for name, hears in self._listeners():
+        self._listeners: dict[str, Callable[..., None]] = {
+            "begin": self._refuse_more,
+            "commit": self._refuse,
+            "rollback": self._refuse_rollback,
+            "rollback_savepoint": self._note_failed,
+        }
+        for name, hears in self._listeners.items():
             event.listen(self._connection, name, hears)
-
-    def _listeners(self) -> list[tuple[str, Callable[..., None]]]:
-        return [
-            ("begin", self._refuse_more),
-            ("commit", self._refuse),
-            ("rollback", self._refuse_rollback),
-            ("rollback_savepoint", self._note_failed),
-        ]
 
     @property
     def connection(self) -> Connection:
@@ -166,9 +164,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         self._has_failed = self._has_failed or self._connection.invalidated or self._is_failed()
 
     def is_whole(self) -> bool:
-        return self._is_whole(self.one(sql.IS_WHOLE))
-
-    def _is_whole(self, row: Any) -> bool:
+        row = self.one(sql.IS_WHOLE)
         return (row.transaction_number, row.moved) == (self._number, str(self._moved))
 
     def check_deferred(self) -> None:
@@ -178,18 +174,24 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
     def commit(self) -> None:
         # The COMMIT of a transaction that has failed, or that SQLAlchemy has forgotten, rolls back without an error.
         # The driver's own state shows both without a round trip (decision 0029).
-        self._expect_not_ended()
+        if self._was_ended:
+            raise self._unexpected()
         is_over = self._psycopg.pgconn.transaction_status in _OVER or not self._connection.in_transaction()
         if self._number and is_over:
             raise UnexpectedCommit("the transaction had failed, or was ended, before its COMMIT")
         self._ending = True
         # COMMIT goes alone: a transaction that is lost before it is known not to have happened (decision 0029).
-        with translated(), refused_at_commit():
-            if failpoints.armed("commit_sent"):
-                self._psycopg.pgconn.send_query(b"COMMIT")
-                self._psycopg.pgconn.flush()
-            failpoints.reach("commit_sent")
-            self._connection.commit()
+        with translated():
+            try:
+                if failpoints.armed("commit_sent"):
+                    self._psycopg.pgconn.send_query(b"COMMIT")
+                    self._psycopg.pgconn.flush()
+                failpoints.reach("commit_sent")
+                self._connection.commit()
+            except DATABASE_ERRORS as error:
+                if (refused := refused_at_commit(error)) is not None:
+                    raise refused from None
+                raise
         try:
             self._close()
         except Exception as error:  # noqa: BLE001 - the COMMIT has happened, even if the pool fails
@@ -205,9 +207,12 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             # What psycopg has begun since, SQLAlchemy doesn't know.
             if self._was_ended and not self._connection.invalidated:
                 self._psycopg.rollback()
-            # After a failover, a new connection may reach the new primary (decision 0008).
-            if not self._connection.invalidated and self._is_read_only():
-                self._connection.invalidate()
+            # After a failover, a new connection may reach the new primary (decision 0008). The server reports these
+            # settings when they change.
+            if not self._connection.invalidated:
+                status = self._psycopg.pgconn.parameter_status
+                if b"on" in map(status, (b"in_hot_standby", b"default_transaction_read_only")):
+                    self._connection.invalidate()
             self._close()
         except Exception as error:  # noqa: BLE001 - a connection that fails here is of no further use
             without_frames(error)
@@ -223,19 +228,14 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             with socket.socket(fileno=descriptor) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def _is_read_only(self) -> bool:
-        """Whether the server has reported that it is read-only; it sends these settings when they change."""
-        settings = map(self._psycopg.pgconn.parameter_status, (b"in_hot_standby", b"default_transaction_read_only"))
-        return b"on" in settings
-
     def _close(self) -> None:
         if self._closed:
             return
         self._closed = True
         # Its traceback refers to this transaction.
         self._ended_for = None
-        for name, hears in self._listeners():
-            event.remove(self._connection, name, hears)
+        while self._listeners:
+            event.remove(self._connection, *self._listeners.popitem())
         if self._connection.get_execution_options().get(_DISCARD):
             self._connection.invalidate()
         self._connection.close()
@@ -261,11 +261,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             vars(driver)["rollback"] = lambda: vars(driver).pop("rollback")
 
     def _refuse_more(self, _: Connection) -> None:
-        if not self._ending:
-            self._expect_not_ended()
-
-    def _expect_not_ended(self) -> None:
-        if self._was_ended:
+        if self._was_ended and not self._ending:
             raise self._unexpected()
 
     def _unexpected(self) -> UnexpectedCommit:
@@ -325,8 +321,9 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
     def write_group(self, group: str, token: Token, owner: str, *, fleet: str | None = None) -> None:
         # The group's row still names the earlier claim, whose heartbeat ends.
         self.run(sql.END_OTHER_BEATS, group=group)
-        self.run(sql.WRITE_GROUP, group=group, owner=owner, **_token(token))
-        self.run(sql.WRITE_TOKENS, group=group, **_token(token))
+        values = {"group": group, "epoch": token.epoch, "claim_id": token.claim_id}
+        self.run(sql.WRITE_GROUP, owner=owner, **values)
+        self.run(sql.WRITE_TOKENS, **values)
         if fleet is None:
             self.run(sql.FIRST_BEAT, claim_id=token.claim_id)
         else:
@@ -361,9 +358,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         return group_row(owner.rows), stored_rows(stored.rows)
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
-        rows = self.rows(
-            sql.INSERT_PARTITIONS, group=group, offsets=list(offsets.values()), **_keys(offsets), **_token(token)
-        )
+        rows = self.rows(sql.INSERT_PARTITIONS, group=group, offsets=list(offsets.values()), **_keys(offsets, token))
         return {TopicPartition(row.topic, row.partition) for row in rows}
 
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
@@ -380,8 +375,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
             leader_epochs=[new.pair and new.pair.leader_epoch for new in offsets.values()],
             suspects=[new.suspect and new.suspect.what for new in offsets.values()],
             suspect_ats=[new.suspect and new.suspect.at for new in offsets.values()],
-            **_keys(offsets),
-            **_token(token),
+            **_keys(offsets, token),
         )
 
     def advance(self, move: Advance) -> int:
@@ -394,29 +388,35 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         self._moved += 1
 
     def finish(self, move: Advance) -> tuple[int, bool]:
-        self._expect_not_ended()
+        if self._was_ended:
+            raise self._unexpected()
         # Deferred constraints come after the advance, which a trigger may look at, and before COMMIT, where a refusal
         # would have to be told from a lost answer (decision 0020).
         with refusals(None):
+            texts = [sql.for_psycopg(text, self.place) for text in (sql.ADVANCE, sql.CHECK_DEFERRED, sql.IS_WHOLE)]
             advanced, _, whole = execute_together(
-                self._psycopg,
-                *map(self._text, (sql.ADVANCE, sql.CHECK_DEFERRED, sql.IS_WHOLE)),
-                values=self._values(move),
-                row_factory=namedtuple_row,
+                self._psycopg, *texts, values=self._values(move), row_factory=namedtuple_row
             )
         moved = cast("int", advanced.rows[0].moved)
         self._moved += moved
-        return moved, self._is_whole(whole.rows[0])
+        [row] = whole.rows
+        return moved, (row.transaction_number, row.moved) == (self._number, str(self._moved))
 
     def _values(self, move: Advance) -> dict[str, object]:
+        texts, text_numbers = None, None
+        if move.metadata:
+            # Each text is sent once, and the partitions have its number.
+            numbers = {text: number for number, text in enumerate(dict.fromkeys(move.metadata.values()), 1)}
+            texts = list(numbers)
+            text_numbers = [numbers[move.metadata[tp]] if tp in move.metadata else None for tp in move.ranges]
         return {
             "group": move.group,
             "froms": as_array(range_.from_ for range_ in move.ranges.values()),
             "untils": as_array(range_.until for range_ in move.ranges.values()),
             "transaction_id": move.transaction_id,
-            **_keys(move.ranges),
-            **_token(move.token),
-            **_texts(move),
+            "texts": texts,
+            "text_numbers": text_numbers,
+            **_keys(move.ranges, move.token),
         }
 
     def read_metadata(self, group: str, topic: str, partition: int | None) -> dict[TopicPartition, MetadataRow]:
@@ -427,22 +427,22 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
 
     def write_metadata(self, group: str, token: Token, metadata: Mapping[TopicPartition, Text]) -> int:
         texts = list(metadata.values())
-        return self.run(sql.WRITE_METADATA, group=group, metadata=texts, **_keys(metadata), **_token(token))
+        return self.run(sql.WRITE_METADATA, group=group, metadata=texts, **_keys(metadata, token))
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
-        self.run(sql.UNPIN, group=group, **_keys(partitions), **_token(token))
+        self.run(sql.UNPIN, group=group, **_keys(partitions, token))
 
     def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
-        self.run(sql.CONTEST, group=group, **_keys(partitions), **_token(token))
+        self.run(sql.CONTEST, group=group, **_keys(partitions, token))
 
     def write_pairs(self, group: str, token: Token, pairs: Mapping[TopicPartition, EpochPair]) -> int:
         offsets, epochs = [pair.offset for pair in pairs.values()], [pair.leader_epoch for pair in pairs.values()]
         arrays = {"epoch_offsets": offsets, "leader_epochs": epochs}
-        return self.run(sql.WRITE_PAIRS, group=group, **arrays, **_keys(pairs), **_token(token))
+        return self.run(sql.WRITE_PAIRS, group=group, **arrays, **_keys(pairs, token))
 
     def write_suspects(self, group: str, token: Token, found: Mapping[TopicPartition, str]) -> set[TopicPartition]:
         texts = list(found.values())
-        rows = self.rows(sql.WRITE_SUSPECTS, group=group, suspects=texts, **_keys(found), **_token(token))
+        rows = self.rows(sql.WRITE_SUSPECTS, group=group, suspects=texts, **_keys(found, token))
         return {TopicPartition(row.topic, row.partition) for row in rows}
 
     def batch_mark(self, group: str, query_id: uuid.UUID) -> int | None:
@@ -528,7 +528,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         self.run(sql.END_BEAT, claim_id=claim_id)
 
     def take_partitions(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
-        self.run(sql.TAKE_PARTITIONS, group=group, **_keys(partitions), **_token(token))
+        self.run(sql.TAKE_PARTITIONS, group=group, **_keys(partitions, token))
 
     def add_member(self, group: str, fleet: Token, member_id: uuid.UUID, owner: str) -> None:
         self.run(sql.ADD_MEMBER, group=group, fleet_id=fleet.claim_id, member_id=member_id, owner=owner)
@@ -537,7 +537,8 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         self.run(sql.TRIM_MEMBERS, group=group, fleet_id=fleet_id)
 
     def beat_member(self, group: str, fleet: Token, member_id: uuid.UUID) -> bool:
-        return self.run(sql.BEAT_MEMBER, group=group, member_id=member_id, **_token(fleet)) == 1
+        values = {"group": group, "epoch": fleet.epoch, "claim_id": fleet.claim_id, "member_id": member_id}
+        return self.run(sql.BEAT_MEMBER, **values) == 1
 
     def drop_member(self, group: str, member_id: uuid.UUID) -> None:
         self.run(sql.DROP_MEMBER, group=group, member_id=member_id)
@@ -582,12 +583,13 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
 
     def _send(self, statement: str, **values: object) -> StatementResult:
         """Send a statement, the first one with BEGIN before it."""
-        self._expect_not_ended()
+        if self._was_ended:
+            raise self._unexpected()
         if self._number:
             # As text, psycopg can read neither times nor intervals in another style than ISO's and PostgreSQL's own.
             cursor = self._psycopg.cursor(row_factory=namedtuple_row, binary=True)
             with naming_texts(values):
-                cursor.execute(cast("Any", self._text(statement)), values)
+                cursor.execute(cast("Any", sql.for_psycopg(statement, self.place)), values)
             return StatementResult(cursor.fetchall() if cursor.description else [], cursor.rowcount)
         [result] = self.together(statement, **values)
         return result
@@ -598,14 +600,14 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         assert self.connection
         with translated(), naming_texts(values):
             cursor = self._psycopg.cursor(row_factory=tuple_row, binary=True)
-            return cursor.execute(cast("Any", self._text(statement)), values).fetchall()
+            return cursor.execute(cast("Any", sql.for_psycopg(statement, self.place)), values).fetchall()
 
     def together(self, *statements: str, **values: object) -> list[StatementResult]:
         """Send the statements in one round trip, the first ones with BEGIN before them; see `_is_plain`."""
         if self._number and not self._is_plain():
             return [self._send(statement, **values) for statement in statements]
         if self._number:
-            texts = map(self._text, statements)
+            texts = [sql.for_psycopg(statement, self.place) for statement in statements]
             with naming_texts(values):
                 return execute_together(self._psycopg, *texts, values=values, row_factory=namedtuple_row)
         try:
@@ -627,7 +629,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         is_begun = connection.pgconn.transaction_status != TransactionStatus.IDLE
         before = [] if is_begun else [sql.BEGIN]
         together, later = (statements, ()) if self._is_plain() else ((), statements)
-        texts = [*before, *map(self._text, (sql.SETTINGS, *together))]
+        texts = [*before, *(sql.for_psycopg(statement, self.place) for statement in (sql.SETTINGS, *together))]
         # psycopg sends a BEGIN by itself and waits for the answer, unless the connection is in autocommit mode; the
         # public setter refuses to change that back in a transaction.
         connection._autocommit = True  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
@@ -638,7 +640,17 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         finally:
             connection._autocommit = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         [settings] = results[0].rows
-        self._check_settings(settings)
+        # The role, the database, or SQL in an earlier transaction may have made such a setting.
+        for name, expected in _EXPECTED.items():
+            if (value := getattr(settings, name)) != expected:
+                self.rollback()
+                raise ConfigurationError(
+                    f"the session has {name}={value}, with which {_PASSED_OVER[name]} don't apply; nothing was written",
+                    found=value,
+                    expected=expected,
+                    next_step=f"ALTER ROLE ... RESET {name}, or ALTER DATABASE ... RESET {name}; look for it in the "
+                    "URL's options and in SQL of your own, too.",
+                )
         self._number = cast("str", settings.transaction_number)
         return results[1:] + [self._send(statement, **values) for statement in later]
 
@@ -650,25 +662,6 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         these settings when they change.
         """
         return all(self._psycopg.pgconn.parameter_status(name) in values for name, values in _PLAIN.items())
-
-    def _check_settings(self, found: Any) -> None:
-        """Refuse settings with which the server would skip triggers, foreign keys or policies.
-
-        :raises ConfigurationError: the role, the database, or SQL in an earlier transaction has made such a setting.
-        """
-        for name, expected in _EXPECTED.items():
-            if (value := getattr(found, name)) != expected:
-                self.rollback()
-                raise ConfigurationError(
-                    f"the session has {name}={value}, with which {_PASSED_OVER[name]} don't apply; nothing was written",
-                    found=value,
-                    expected=expected,
-                    next_step=f"ALTER ROLE ... RESET {name}, or ALTER DATABASE ... RESET {name}; look for it in the "
-                    "URL's options and in SQL of your own, too.",
-                )
-
-    def _text(self, statement: str) -> str:
-        return sql.for_psycopg(statement, self.place)
 
 
 def group_row(rows: Sequence[Any]) -> GroupRow | None:
@@ -682,33 +675,17 @@ def group_row(rows: Sequence[Any]) -> GroupRow | None:
     return GroupRow(token, row.owner, row.claimed_at, row.alive_for, *pauses, row.ending, row.fleet, row.last_fleet)
 
 
-def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:
+def _keys(partitions: Iterable[TopicPartition], token: Token | None = None) -> dict[str, object]:
+    """The partitions, and the token that their rows must have or get, as statements take them."""
     listed = list(partitions)
     topics = [tp.topic for tp in listed]
-    quoted = {topic: _quoted(topic) for topic in set(topics)}
-    return {
+    # As the elements of an array literal.
+    quoted = {topic: '"' + topic.replace("\\", "\\\\").replace('"', '\\"') + '"' for topic in set(topics)}
+    keys: dict[str, object] = {
         "topics": as_array(quoted[topic] for topic in topics),
         "partitions": as_array(tp.partition for tp in listed),
     }
-
-
-def _texts(move: Advance) -> dict[str, object]:
-    if not move.metadata:
-        return {"texts": None, "text_numbers": None}
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(move.metadata.values()), 1)}
-    return {
-        "texts": list(numbers),
-        "text_numbers": [numbers[move.metadata[tp]] if tp in move.metadata else None for tp in move.ranges],
-    }
-
-
-def _quoted(element: str) -> str:
-    escaped = element.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def _token(token: Token) -> dict[str, object]:
-    return {"epoch": token.epoch, "claim_id": token.claim_id}
+    return keys if token is None else {**keys, "epoch": token.epoch, "claim_id": token.claim_id}
 
 
 @makes_many

@@ -1,21 +1,30 @@
-"""Turns database URLs of all usual forms into an engine on psycopg 3. No error here shows a password."""
+"""Turns database URLs of all usual forms into an engine on psycopg 3. No error here shows a password.
+
+Spark jobs often have JDBC URLs. Source of their forms and names: the PostgreSQL JDBC driver's documentation,
+"Initializing the Driver". Parameters that only tune that driver (``reWriteBatchedInserts``, ``prepareThreshold``, ...)
+mean nothing to libpq; they are left out and logged.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import parse_qsl, unquote_plus
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from offsetstore.errors import ConfigurationError, StoreUnavailable, as_raised
 from offsetstore.postgres.errors import DATABASE_ERRORS
-from offsetstore.postgres.jdbc import libpq_parameters
 from offsetstore.runtime.functions import call
+
+_log = logging.getLogger(__name__)
 
 VARIABLE = "OFFSETSTORE_URL"
 SCHEMA_VARIABLE: Final = "OFFSETSTORE_SCHEMA"
@@ -42,6 +51,45 @@ _SCHEME = re.compile(r"(jdbc:)?([A-Za-z][A-Za-z0-9.-]*)(\+[A-Za-z0-9_]+)?:")
 _PARAMETER = re.compile(r"[&;,?\s]\s*[A-Za-z_]+\s*=")
 _PORTS = re.compile(r"[0-9, ]*")
 
+_JDBC_URL = re.compile(r"jdbc:postgresql:(?://(?P<hosts>[^/?]*))?/?(?P<database>[^?]*)(?:\?(?P<query>.*))?", re.DOTALL)
+_JDBC_HOST = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<name>[^:\[\]@]*))(?::(?P<port>\d+))?")
+
+# The names that differ from libpq's.
+_RENAMED = {
+    "ApplicationName": "application_name",
+    "channelBinding": "channel_binding",
+    "connectTimeout": "connect_timeout",
+    "gssEncMode": "gssencmode",
+    "loginTimeout": "connect_timeout",
+    "requireAuth": "require_auth",
+}
+# The driver's other parameters (PGProperty in its sources). Any other name is not logged: it may be the rest of a
+# password with an & in it.
+_ITS_OWN = """
+adaptiveFetch adaptiveFetchMaximum adaptiveFetchMinimum allowEncodingChanges assumeMinServerVersion
+authenticationPluginClassName autosave binaryTransfer binaryTransferDisable binaryTransferEnable cancelSignalTimeout
+classLoaderStrategy cleanupSavepoints connectExecutor connectExecutorArg convertBooleanToNumeric
+databaseMetadataCacheFields databaseMetadataCacheFieldsMiB defaultRowFetchSize disableColumnSanitiser
+escapeSyntaxCallMode flushCacheOnDdl groupStartupParameters gsslib gssResponseTimeout gssUseDefaultCreds
+hideUnprivilegedObjects hostRecheckSeconds jaasApplicationName jaasLogin kerberosServerName loadBalanceHosts
+localSocketAddress loggerFile loggerLevel logServerErrorDetail logUnclosedConnections maxResultBuffer
+maxSendBufferSize PGDBNAME PGHOST PGPORT preferQueryMode preparedStatementCacheQueries
+preparedStatementCacheSizeMiB prepareThreshold protocolVersion queryTimeout quoteReturningIdentifiers readOnly
+readOnlyMode receiveBufferSize reWriteBatchedInserts reWriteBatchedInsertsSize scramMaxIterations sendBufferSize
+socketFactory socketFactoryArg socketTimeout sslfactoryarg sslhostnameverifier sslNegotiation sslpasswordcallback
+sslResponseTimeout sspiServiceClass stringtype tcpNoDelay unknownLength useSpnego xmlFactoryFactory
+"""
+_SERVER_TYPES = {
+    "any": "any",
+    "master": "primary",
+    "preferPrimary": "any",
+    "preferSecondary": "prefer-standby",
+    "preferSlave": "prefer-standby",
+    "primary": "primary",
+    "secondary": "standby",
+    "slave": "standby",
+}
+
 
 def connection_parameters(url: str | None) -> dict[str, Any]:
     """Libpq's parameters for a URL of any form, by default the environment variable's.
@@ -59,7 +107,13 @@ def connection_parameters(url: str | None) -> dict[str, Any]:
         # Their messages may repeat the URL, with the password.
         step = _ENCODE if _SCHEME.match(url) else _KEYS
         raise ConfigurationError("could not parse the database URL", expected=_EXPECTED, next_step=step) from None
-    _check_address(parameters)
+    if "@" in parameters.get("host", "") or not _PORTS.fullmatch(parameters.get("port", "")):
+        raise ConfigurationError("the database URL has no valid host and port", expected=_EXPECTED, next_step=_ENCODE)
+    for name in ("host", "dbname", "user"):
+        if _PARAMETER.search(parameters.get(name, "")):
+            raise ConfigurationError(
+                f"the database URL has parameters in its {name}", expected=_EXPECTED, next_step=_QUERY
+            )
     return {**_TIMES, **parameters}
 
 
@@ -74,7 +128,7 @@ def _libpq_form(url: str) -> str:
     if scheme not in {"postgresql", "postgres"} or (jdbc and driver):
         raise ConfigurationError("not a PostgreSQL URL", found=match[0], expected=_EXPECTED, next_step=_ONLY)
     if jdbc:
-        return make_conninfo("", **libpq_parameters(url))
+        return make_conninfo("", **_jdbc_parameters(url))
     rest = url[match.end() :]
     before_query = rest.partition("?")[0]
     # A URL has one @, before the host. Any other belongs to a password that is not encoded; libpq would take a part of
@@ -84,14 +138,66 @@ def _libpq_form(url: str) -> str:
     return f"postgresql:{rest}"
 
 
-def _check_address(parameters: dict[str, Any]) -> None:
-    if "@" in parameters.get("host", "") or not _PORTS.fullmatch(parameters.get("port", "")):
-        raise ConfigurationError("the database URL has no valid host and port", expected=_EXPECTED, next_step=_ENCODE)
-    for name in ("host", "dbname", "user"):
-        if _PARAMETER.search(parameters.get(name, "")):
-            raise ConfigurationError(
-                f"the database URL has parameters in its {name}", expected=_EXPECTED, next_step=_QUERY
-            )
+def _jdbc_parameters(url: str) -> dict[str, str]:
+    """Libpq's parameters for a URL that begins with ``jdbc:postgresql:``.
+
+    :raises ValueError: not one of the driver's forms. The message is empty, because it could show the password.
+    """
+    match = _JDBC_URL.fullmatch(url)
+    if match is None:
+        raise ValueError
+    given = dict(parse_qsl(match["query"] or "", keep_blank_values=True))
+    parameters = _hosts(match["hosts"] or "localhost")
+    if match["database"]:
+        parameters["dbname"] = unquote_plus(match["database"])
+    parameters |= _translated(given)
+    if "sslmode" not in given and given.get("ssl", "false").lower() != "false":
+        # The JDBC driver verifies unless it is told not to; so do we.
+        lax = given.get("sslfactory", "").endswith(".NonValidatingFactory")
+        parameters["sslmode"] = "require" if lax else "verify-full"
+    if given.get("currentSchema"):
+        # In `options` a space ends the value unless a backslash precedes it.
+        escaped = re.sub(r"([\\ ])", r"\\\1", given["currentSchema"])
+        parameters["options"] = f"{given.get('options', '')} -c search_path={escaped}".strip()
+    return parameters
+
+
+def _hosts(listed: str) -> dict[str, str]:
+    names: list[str] = []
+    ports: list[str] = []
+    for host in listed.split(","):
+        match = _JDBC_HOST.fullmatch(host)
+        if match is None:
+            raise ValueError
+        names.append(match["ipv6"] or unquote_plus(match["name"]) or "localhost")
+        ports.append(match["port"] or "5432")
+    return {"host": ",".join(names), "port": ",".join(ports)}
+
+
+def _translated(given: Mapping[str, str]) -> dict[str, str]:
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    parameters: dict[str, str] = {}
+    ignored: list[str] = []
+    for name, value in given.items():
+        libpq = _RENAMED.get(name, name)
+        if name == "targetServerType":
+            parameters["target_session_attrs"] = _SERVER_TYPES.get(value, value)
+        elif name == "tcpKeepAlive":
+            parameters["keepalives"] = "1" if value.lower() == "true" else "0"
+        elif libpq in known:
+            parameters[libpq] = value
+        elif name not in {"ssl", "sslfactory", "currentSchema"}:
+            ignored.append(name)
+    its_own = sorted(set(_ITS_OWN.split()).intersection(ignored))
+    if its_own:
+        _log.info("ignored parameters of the JDBC URL that only the JDBC driver supports: %s", ", ".join(its_own))
+    if unknown := len(ignored) - len(its_own):
+        _log.warning(
+            "ignored %d unknown parameters of the JDBC URL. If they are the rest of a "
+            "password, write %%26 for the & in it",
+            unknown,
+        )
+    return parameters
 
 
 def schema_or_default(schema: str | None) -> str | None:

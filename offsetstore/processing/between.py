@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from threading import RLock
@@ -19,8 +19,8 @@ from offsetstore.processing.plan import is_paused
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Turn, Unit, commit
 from offsetstore.protocol.arguments import check_seconds, check_whole
 from offsetstore.protocol.events import FlushEnded, IdleWorkChanged, IdleWorkFailed
+from offsetstore.protocol.ports import Work
 from offsetstore.protocol.retries import may_pass
-from offsetstore.protocol.work import Work
 from offsetstore.runtime.background import Background
 from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
@@ -116,35 +116,12 @@ class Buffer(Protocol):
         ...
 
 
-class Turns:
-    """A lock for deliveries and for the work between them. A thread that holds it may take it again.
-
-    :param while_working: each thread is in it while it holds the lock, and so whenever it computes users' data. It must
-        not raise.
-    """
-
-    def __init__(self, while_working: Callable[[], AbstractContextManager[object]]) -> None:
-        self._lock = RLock()
-        self._while_working = while_working
-        self._entered: list[AbstractContextManager[object]] = []  # by the lock's holder
-
-    def acquire(self, *, timeout: float = 0.0) -> bool:
-        """Wait up to ``timeout`` seconds for the lock; return whether it was taken."""
-        if not self._lock.acquire(timeout=timeout):
-            return False
-        self._entered.append(self._while_working())
-        self._entered[-1].__enter__()
-        return True
-
-    def release(self) -> None:
-        self._entered.pop().__exit__(None, None, None)
-        self._lock.release()
-
-
 class Between:
     """Flushes and ticks while no batch is being written.
 
-    :param lock: the runner's: held while a batch is written, and while this thread works.
+    :param lock: the runner's: held while a batch is written, and while this thread works. A thread that holds it may
+        take it again.
+    :param while_working: see `Runner`.
     :param seconds: the buffer's time limit, ``None`` without one.
     :param replay: looks for requested dead letters if it is time to, and replays them.
     """
@@ -152,7 +129,8 @@ class Between:
     def __init__(
         self,
         claim: Claim,
-        lock: Turns,
+        lock: RLock,
+        while_working: Callable[[], AbstractContextManager[object]],
         *,
         tick: Tick | None,
         buffered: Buffer | None,
@@ -161,6 +139,7 @@ class Between:
     ) -> None:
         self._claim = claim
         self._lock = lock
+        self._while_working = while_working
         self._tick = tick
         self._buffered = buffered
         self._replay = replay
@@ -191,8 +170,10 @@ class Between:
         # Asked before the lock is taken: Java may be slow to answer, and batches would wait.
         wants_tick = self._wants_tick()
         # Without waiting: a batch that holds the lock flushes by itself, and the job is not idle.
-        if self._lock.acquire():
-            try:
+        if not self._lock.acquire(blocking=False):
+            return True
+        try:
+            with self._while_working():
                 self._flush_if_due()
                 self._replay_requested()
                 if wants_tick and self._tick is not None and not self._claim.is_closed:
@@ -203,8 +184,8 @@ class Between:
                     # The tick has closed the claim. `_close` could not flush inside of the tick's transaction.
                     if self._claim.is_closed:
                         self._flush_at_end()
-            finally:
-                self._lock.release()
+        finally:
+            self._lock.release()
         return True
 
     def _wants_tick(self) -> bool:
@@ -257,16 +238,14 @@ class Between:
         except Exception as error:  # noqa: BLE001 - the database is away: later, then
             without_frames(error)
             return
+        turns = [Turn(_TICK, tick.every)] if self._claim.is_member else ()
         try:
             with at_work(self._claim, "tick"):
-                commit(self._claim, Unit(rows={UNNAMED: tick}, along=self._turn_of(tick)))
+                commit(self._claim, Unit(rows={UNNAMED: tick}, along=turns))
         except (StaleClaim, PlanOutdated) as error:
             without_frames(error)  # the claim knows and has told it, or it is another member's turn
         except Exception as error:  # noqa: BLE001 - the user's own; the job goes on
             self._tell(IdleWorkFailed, error)
-
-    def _turn_of(self, tick: Tick) -> Sequence[Turn]:
-        return [Turn(_TICK, tick.every)] if self._claim.is_member else ()
 
     def _close(self) -> None:
         """Write what is kept, unless another claim has taken over, the group is paused, or the database is away.
@@ -286,7 +265,8 @@ class Between:
                 next_step="Stop the query before closing the claim. The next start reads those records again.",
             )
         try:
-            self._finish()
+            with self._while_working():
+                self._finish()
         except BaseException as error:
             strip_chain(error)
             raise_stripped(error)

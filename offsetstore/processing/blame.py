@@ -36,7 +36,7 @@ from offsetstore.processing.unit import (
     commit,
 )
 from offsetstore.protocol.letters import Letter
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
@@ -373,10 +373,11 @@ class _Sweep:
             del waiting[-size:]
             hints = 0
             while part and (refused := self._refusal_of(part)) is not None:
-                unit = self._hinted(part, refused)
-                if unit is None:
+                record = self.hint(refused, sorted(chain.from_iterable(part)))
+                if record is None:
                     parts.append(part)
                     break
+                unit = next(unit for unit in part if record in unit)
                 hinted.append(unit)
                 hints += 1
                 part = [other for other in part if other is not unit]
@@ -390,10 +391,6 @@ class _Sweep:
                 size *= 1 if hints else 2
         return hinted, parts
 
-    def _hinted(self, part: Sequence[Together], refused: RowsRefused) -> Together | None:
-        record = self.hint(refused, sorted(chain.from_iterable(part)))
-        return None if record is None else next(unit for unit in part if record in unit)
-
     def _down_to_one(self, parts: Sequence[Sequence[Together]]) -> list[Together]:
         """Try parts of several units, the largest first, and halve the refused ones; return the single units left.
 
@@ -404,7 +401,7 @@ class _Sweep:
             now = [part for part in waiting if 2 * len(part) > largest]  # the halves of an odd number differ by one
             waiting = [part for part in waiting if 2 * len(part) <= largest]
             for part in now:
-                if not self._accepts(part):
+                if self._refusal_of(part) is not None:
                     waiting += _halves(part)
             waiting.sort(key=lambda part: part[0])
         return [unit for [unit] in waiting]
@@ -416,17 +413,15 @@ class _Sweep:
         refused_in_turn = self.in_a_row = 0
         while refused_in_turn < len(waiting):
             unit = waiting.popleft()
-            if self._accepts([unit]):
+            if self._refusal_of([unit]) is None:
                 refused_in_turn = 0
             else:
                 waiting.append(unit)
                 refused_in_turn += 1
         return list(waiting)
 
-    def _accepts(self, part: Sequence[Together]) -> bool:
-        return self._refusal_of(part) is None
-
     def _refusal_of(self, part: Sequence[Together]) -> RowsRefused | None:
+        """Try a part; return why it was refused, or ``None`` if it is accepted, and kept."""
         self.check()
         records = sorted(chain.from_iterable(part))
         self.tries += 1
@@ -863,8 +858,14 @@ class _Judge:
                 return False
             good = _first(good, self.size, lambda _, end, left_out=left_out: self._refuses(end, left_out))
             others.append(self._record(good - 1))
-        # Without rows of others, only the refusal itself can tell: what any record would meet blames none.
-        if not (self.rows or speaks_for_itself(self.refused) or self._computes_only_others()):
+        # Without rows of others, only the refusal itself can tell: what any record would meet blames none. Or the
+        # record can't be computed, and those before it still can be, once more: a function may take only so many
+        # calls, a quota (decision 0077).
+        if not (
+            self.rows
+            or speaks_for_itself(self.refused)
+            or (self.before and not self._computes(cut(self.rest, 0, 1)) and self._computes(self.before))
+        ):
             return False
         # With the record, the rest must be refused whichever of the others are there: a record that another one
         # compensates is not the cause, like the two legs of a ledger entry, each of which is refused alone.
@@ -879,11 +880,6 @@ class _Judge:
             may_be &= not self._refuses(step + 1, begin=step)
             step *= 2
         return self.has_passed or may_be
-
-    def _computes_only_others(self) -> bool:
-        """Tell whether the record can't be computed, and then the records before it still can be."""
-        # Once more, since a function may take only so many calls, a quota (decision 0077).
-        return bool(self.before) and not self._computes(cut(self.rest, 0, 1)) and self._computes(self.before)
 
     def _computes(self, part: Ranges) -> bool:
         try:

@@ -246,7 +246,7 @@ class Recovery:
             self._careful = max(0, self._careful - 1)
             self._run = _Run(delivery, stored)
         else:
-            watch, suspects = Stopwatch(before.watch.seconds), dict.fromkeys(before.suspects)
+            watch, suspects = Stopwatch({**before.watch.seconds}), dict.fromkeys(before.suspects)
             self._run = replace(before, delivery=delivery, stored=stored, watch=watch, suspects=suspects, ending=None)
         return self._run
 
@@ -269,7 +269,10 @@ class Recovery:
             if size == 1 and run.ending is not None:
                 _end(run)
             if size == 1:
-                error = _of_record(halve.why, ranges, run)
+                error = halve.why
+                if isinstance(error, RowsRefused):
+                    place = f"the only record of {describe(ranges)}"
+                    error = error.among(ranges, place, stored=run.stored.ranges, next_step=error.next_step)
                 raise error from error.__cause__
             _log.warning("batch %d: %s is cut: %s", run.delivery.number, describe(ranges), without_frames(halve))
             run.suspects.update(halve.suspects)
@@ -763,12 +766,3 @@ def _end(run: _Run) -> Never:
     if isinstance(ended, FunctionFailed):
         ended.is_of_record = not run.ending.is_doubtful
     raise ended from error.__cause__
-
-
-def _of_record(why: Exception, ranges: Ranges, run: _Run) -> Exception:
-    """The error of the only record that is left."""
-    if not isinstance(why, RowsRefused):
-        return why
-    return why.among(
-        ranges, f"the only record of {describe(ranges)}", stored=run.stored.ranges, next_step=why.next_step
-    )

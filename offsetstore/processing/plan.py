@@ -56,18 +56,22 @@ def read_unless_paused(claim: Claim) -> dict[TopicPartition, StoredOffset]:
     """
     # One round trip, since each batch asks: so a pause costs nothing (decision 0035).
     owner, rows = claim.read(lambda session: session.read_group(claim.group))
-    # Only a rename leaves no rows; after any other takeover, the rows' tokens show that the claim is stale.
-    if not rows and (owner is None or owner.token != claim.group_token):
-        commit(claim, Unit())  # raises StaleClaim, or else the read was outdated
-    pause = _pause_of(claim, owner)
-    if pause is not None:
-        raise GroupPaused(pause)
+    if owner is None or owner.token != claim.group_token:
+        # Only a rename leaves no rows; after any other takeover, the rows' tokens show that the claim is stale.
+        if not rows:
+            commit(claim, Unit())  # raises StaleClaim, or else the read was outdated
+        return rows
+    if owner.ended is not None:
+        _record_end(claim)
+    if owner.pause is not None:
+        raise GroupPaused(owner.pause)
     return rows
 
 
 def is_paused(claim: Claim) -> bool:
     """Whether the group is paused and still belongs to the claim; asked once, without retries."""
-    return _pause_of(claim, _owner(claim)) is not None
+    owner = _own_row(claim)
+    return owner is not None and owner.pause is not None
 
 
 def when_not_paused(claim: Claim, work: Callable[[], _T], sleep: Callable[[float], None]) -> _T:
@@ -93,7 +97,7 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
     while True:
         sleep(INTERVAL)
         try:
-            owner = _owner(claim)
+            owner = _own_row(claim)
         # The group may be paused because the database is restarted, moved or restored: an outage ends no wait.
         except Exception as error:  # noqa: BLE001
             without_frames(error)
@@ -104,32 +108,30 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
                 warned = time.monotonic()
                 _log.warning("group %r is paused, and the database does not answer: %s", claim.group, _name(error))
             continue
-        if _pause_of(claim, owner) is None:
-            break
-    if owner is not None and owner.token == claim.group_token:
-        claim.observers.on(PauseChanged(group=claim.group, pause=None))
+        if owner is None:
+            return
+        if owner.pause is None:
+            claim.observers.on(PauseChanged(group=claim.group, pause=None))
+            return
 
 
-def _owner(claim: Claim) -> GroupRow | None:
-    return read(claim.database, lambda session: session.group(claim.group))
+def _own_row(claim: Claim) -> GroupRow | None:
+    """The group's row, read without retries; ``None`` if the claim is stale."""
+    owner = read(claim.database, lambda session: session.group(claim.group))
+    if owner is None or owner.token != claim.group_token:
+        return None
+    if owner.ended is not None:
+        _record_end(claim)
+    return owner
 
 
 def _name(error: Exception) -> str:
     return str(error) if isinstance(error, OffsetStoreError) else type(error).__name__
 
 
-def _pause_of(claim: Claim, owner: GroupRow | None) -> Pause | None:
-    """The group's pause; ``None`` if the claim is stale."""
-    if owner is None or owner.token != claim.group_token:
-        return None
-    # Reads write nothing, so the history gets its line from the first one that looks and may write (decision 0061).
-    if owner.ended is not None:
-        _record_end(claim)
-    return owner.pause
-
-
 def _record_end(claim: Claim) -> None:
     """Record in the history that the pause ended by itself; if that fails, the next look tries again."""
+    # Reads write nothing, so the history gets its line from the first one that looks and may write (decision 0061).
     group, again = claim.group, "The next batch tries again."
     try:
         with deciding(claim.database, group, name="pause", lock_timeout=INTERVAL, again=again) as session:

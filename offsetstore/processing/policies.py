@@ -383,10 +383,6 @@ class Buffered:
         if not kept:
             return
         self._has_failed = True
-        self._flush(kept)
-        self._has_failed = False
-
-    def _flush(self, kept: Sequence[_Kept]) -> None:
         try:
             self._commit(kept)
         except RowsRefused as refused:
@@ -397,6 +393,7 @@ class Buffered:
                     self._commit([batch])
                 except RowsRefused as refusal:
                     raise _among(refusal, batch) from None
+        self._has_failed = False
 
     def forget(self) -> None:
         """Drop all that is kept: the next claim reads it again."""

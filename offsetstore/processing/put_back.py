@@ -45,8 +45,8 @@ from offsetstore.processing.unit import (
 )
 from offsetstore.protocol.events import LettersReplayed
 from offsetstore.protocol.letters import FailedReplay, Letter, LetterError, LetterKey
+from offsetstore.protocol.ports import Work
 from offsetstore.protocol.retries import doubled
-from offsetstore.protocol.work import Work
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import without_frames
 from offsetstore.store.claim import Claim
@@ -187,12 +187,9 @@ class PutBack:
             return
         middle = len(letters) // 2
         self._replay(run, letters[:middle])
-        self._replay(run, self._still_first(letters[middle:], letters[:middle]))
-
-    def _still_first(self, letters: Sequence[Letter], before: Sequence[Letter]) -> Sequence[Letter]:
-        """The letters that wait for none of ``before``, which may have failed just now."""
-        keys = {letter.sequence for letter in before if letter.sequence is not None}
-        return [letter for letter in letters if letter.sequence not in keys]
+        # Without those that wait for a letter of the first half, which may have failed just now.
+        keys = {letter.sequence for letter in letters[:middle] if letter.sequence is not None}
+        self._replay(run, [letter for letter in letters[middle:] if letter.sequence not in keys])
 
     def _write(self, run: _Replay, letters: Sequence[Letter], part: CarefulPart) -> None:
         failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}

@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from threading import RLock
 from typing import Final, Protocol, cast
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, PartitionLost, SinkError
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
-from offsetstore.processing.between import Between, Flush, Tick, Turns
+from offsetstore.processing.between import Between, Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.delivery import ComputeLetters, Delivery
 from offsetstore.processing.handling import Handler
@@ -140,7 +141,8 @@ class Runner:
     ``error`` is the error of the last delivery, if it failed. ``is_waiting``: a delivery waits because the group is
     paused; any thread may read it.
 
-    :param while_working: see `Turns`.
+    :param while_working: a thread is in it while it holds the lock, and so whenever it computes users' data. It must
+        not raise.
     """
 
     def __init__(
@@ -158,8 +160,14 @@ class Runner:
         letters = settings.dead_letters
         self.recovery = None if letters is None else Recovery(claim, letters, self.metadata, settings.propagate)
         self.requests = None if letters is None else ReplayRequests(claim, letters)
-        self.policy = self._policy()
-        self._lock = Turns(while_working)
+        if settings.marking == "manual":
+            self.policy: Policy = Marked(claim)
+        elif settings.flush is not None:
+            self.policy = Buffered(claim, self.metadata, settings.flush)
+        else:
+            self.policy = Whole(claim, self.metadata, self.recovery)
+        self._lock = RLock()  # for deliveries, and for the work between them
+        self._while_working = while_working
         self._between: Between | None = None
         self.is_waiting = False
         self._ranges: Ranges = {}  # of the current delivery, for `BatchEnded`
@@ -179,19 +187,12 @@ class Runner:
         self._between = Between(
             self.claim,
             self._lock,
+            self._while_working,
             tick=tick,
             buffered=buffered,
             seconds=flush.seconds if flush is not None else None,
             replay=None if requests is None else lambda: requests.look_while_idle(self._source.is_running),
         )
-
-    def _policy(self) -> Policy:
-        settings = self._settings
-        if settings.marking == "manual":
-            return Marked(self.claim)
-        if settings.flush is not None:
-            return Buffered(self.claim, self.metadata, settings.flush)
-        return Whole(self.claim, self.metadata, self.recovery)
 
     def run(
         self,
@@ -215,18 +216,25 @@ class Runner:
                 _log.warning("batch %d waits for more than %g s: for a tick, or a replay of letters", number, _LONG)
                 warns_at = math.inf
         try:
-            self._run(number, take)
+            with self._while_working():
+                self._run(number, take)
         finally:
             self._lock.release()
 
     def _run(self, number: int, take: Callable[[], AbstractContextManager[Taken | None]]) -> None:
-        self.error, stored = None, Stored()
-        self.takes({})
+        self.error, self._ranges = None, {}
+        stored, ended = Stored(), None
         # What fails before there is a delivery is told like any other failure (decision 0066).
         try:
             self.claim.require_open()
             self.claim.require_log()
-            self._take(take, stored)
+            try:
+                with take() as taken:
+                    ended = None if taken is None else self._write(taken, stored)
+            finally:
+                # After `take` has ended its block, whose events about the delivery come first.
+                if ended is not None:
+                    self.claim.observers.on(ended)
         # Raised below, outside of this block: so the database's error, which may quote rows, is not its context.
         except BaseException as error:  # noqa: BLE001
             strip_chain(error)
@@ -254,25 +262,14 @@ class Runner:
         claim.record_run()
         raise self.error
 
-    def _take(self, take: Callable[[], AbstractContextManager[Taken | None]], stored: Stored) -> None:
-        ended: BatchEnded | None = None
-        try:
-            with take() as taken:
-                if taken is not None:
-                    self._ranges = taken.delivery.ranges
-                    ended = self._write(taken, stored)
-        finally:
-            # After `take` has ended its block, whose events about the delivery come first.
-            if ended is not None:
-                self.claim.observers.on(ended)
-
     def takes(self, ranges: Ranges) -> None:
         """Record the ranges of the delivery that is being taken, in case it fails before it is handed over."""
         self._ranges = ranges
 
     def _write(self, taken: Taken, stored: Stored) -> BatchEnded:
         delivery, own = taken.delivery, taken.write
-        group, number, ranges = self.claim.group, delivery.number, delivery.ranges
+        group, number = self.claim.group, delivery.number
+        self._ranges = ranges = delivery.ranges
         names = self._settings.propagate
 
         def headers(limit: int) -> list[Headers]:
@@ -316,11 +313,12 @@ class Runner:
             is paused is not waited for.
         """
         # Whoever holds the lock knows that no delivery is being written, so no flag is needed (decision 0059).
-        last, is_between = time.monotonic() + timeout, self._lock.acquire()
+        last, is_between = time.monotonic() + timeout, self._lock.acquire(blocking=False)
         while not is_between and not self.is_waiting and (left := last - time.monotonic()) > 0:
             is_between = self._lock.acquire(timeout=min(left, LOOK))
         try:
-            stop()
+            with self._while_working() if is_between else nullcontext():
+                stop()
         finally:
             if is_between:
                 self._lock.release()
@@ -338,11 +336,8 @@ class Runner:
         claim = self.claim
         claim.observers.on(DrainChanged(group=claim.group, is_running=True))
         try:
-            self._lock.acquire(timeout=-1)
-            try:
+            with self._lock, self._while_working():
                 return self.requests.drain(compute)
-            finally:
-                self._lock.release()
         finally:
             claim.observers.on(DrainChanged(group=claim.group, is_running=False))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Final, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -22,9 +22,9 @@ from offsetstore.protocol.letters import Failed, NewLetter
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.outbox import OutboxRecord
+from offsetstore.protocol.ports import Work
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
-from offsetstore.protocol.work import Work
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import call
 from offsetstore.store.term import Term, Terms
@@ -174,15 +174,12 @@ class Stored:
         return Written(dict(self.rows), seconds) if self.ranges else None
 
 
+@dataclass(slots=True)
 class Stopwatch:
-    """Adds up the seconds of each phase.
+    """Adds up the seconds of each phase, from now on."""
 
-    :param before: seconds to start from.
-    """
-
-    def __init__(self, before: Mapping[str, float] | None = None) -> None:
-        self.seconds: dict[str, float] = dict(before or {})
-        self._since = time.monotonic()
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    _since: float = field(default_factory=time.monotonic, init=False)
 
     def lap(self, phase: str) -> None:
         now = time.monotonic()
@@ -201,28 +198,9 @@ def commit(holder: Holder, unit: Unit, watch: Stopwatch | None = None) -> Writte
     :raises RowsRefused: rows were refused, now or by a deferred constraint; the error names the output.
     """
     watch = watch or Stopwatch()
-
-    def work(tx: Transaction) -> dict[str, int] | None:
-        remaining = _lock_as_planned(tx, unit)
-        # Nothing was computed, since the plan saw a stale claim, a gap, or nothing to write. The lock has raised no
-        # error, and shows that something remains: so that has passed, and the work is planned again.
-        if unit.rows is None and remaining:
-            raise PlanOutdated
-        # Without anything to write, the transaction ends here. Idle work has rows, though it has no partitions.
-        if not (remaining or unit.along or (unit.rows and not unit.decisions)):
-            return None
-        for along in unit.along:
-            along.begin(tx)
-        rows = write_all(unit.rows or {}, tx)
-        for along in unit.along:
-            along.end(tx)
-        _end(tx, unit, remaining, rows)
-        watch.lap("write")
-        return rows
-
     try:
         rows = holder.run(
-            work,
+            partial(_transact, unit, watch),
             marking="manual" if unit.ending is TransactionEnd.MARK else "automatic",
             retry_if=lambda error: may_pass(error) and not unit.is_spent,
         )
@@ -233,51 +211,28 @@ def commit(holder: Holder, unit: Unit, watch: Stopwatch | None = None) -> Writte
     return None if rows is None else Written(rows, watch.seconds)
 
 
-class _RolledBack(Exception):
-    """Rolls a trial back: all rows were accepted."""
-
-    def __init__(self, rows: dict[str, int]) -> None:
-        super().__init__("a trial")
-        self.rows = rows
-
-
-def _lock_as_planned(tx: Transaction, unit: Unit) -> Ranges:
-    """Lock the partitions, and return the range of each one that remains to be written.
-
-    :raises PlanOutdated: the stored offsets are not those of the plan.
-    """
+def _transact(unit: Unit, watch: Stopwatch, tx: Transaction) -> dict[str, int] | None:
+    """Do a unit's work, up to COMMIT; return the rows of each output, or ``None`` if nothing remained to be done."""
     ranges = {tp: decision.range for tp, decision in unit.decisions.items()}
     locked = tx.lock(ranges, terms=unit.terms, gone=unit.gone, in_sequence=unit.in_sequence)
     remaining = {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}
     # A unit that only locks is compared, too: what goes along with it would belong to other offsets (decision 0065).
     if locked != unit.decisions:
         raise PlanOutdated(is_stored=not remaining)
-    return remaining
-
-
-def write_all(outputs: Mapping[str, Rows], work: Work) -> dict[str, int]:
-    """Write all outputs, and return the rows of each; a `RowsRefused` names the output."""
-    rows: dict[str, int] = {}
-    for name, output in outputs.items():
-        with of_output(name):
-            # The writer, or a function that it calls, may be the user's: its SystemExit must not end the job.
-            rows[name] = call(output.write, work)
-    return rows
-
-
-@contextmanager
-def of_output(name: str) -> Generator[None]:
-    """Add the output's name to a `RowsRefused` from the block."""
-    try:
-        yield
-    except RowsRefused as refused:
-        refused.output = name
-        raise
-
-
-def _end(tx: Transaction, unit: Unit, remaining: Ranges, rows: dict[str, int]) -> None:
-    """Move the offsets and check deferred constraints, or end a trial. COMMIT follows when the block ends."""
-    # Checked here: at COMMIT, an error would quote rows, and have to be told from a lost answer (decision 0020).
+    # Nothing was computed, since the plan saw a stale claim, a gap, or nothing to write. The lock has raised no error,
+    # and shows that something remains: so that has passed, and the work is planned again.
+    if unit.rows is None and remaining:
+        raise PlanOutdated
+    # Without anything to write, the transaction ends here. Idle work has rows, though it has no partitions.
+    if not (remaining or unit.along or (unit.rows and not unit.decisions)):
+        return None
+    for along in unit.along:
+        along.begin(tx)
+    rows = write_all(unit.rows or {}, tx)
+    for along in unit.along:
+        along.end(tx)
+    # Deferred constraints are checked here: at COMMIT, an error would quote rows, and have to be told from a lost
+    # answer (decision 0020).
     match unit.ending:
         case TransactionEnd.ADVANCE | TransactionEnd.MARK:
             tx.finish(remaining, unit.metadata)
@@ -287,6 +242,29 @@ def _end(tx: Transaction, unit: Unit, remaining: Ranges, rows: dict[str, int]) -
             if rows:
                 tx.check_deferred()
             raise _RolledBack(rows)
+    watch.lap("write")
+    return rows
+
+
+class _RolledBack(Exception):
+    """Rolls a trial back: all rows were accepted."""
+
+    def __init__(self, rows: dict[str, int]) -> None:
+        super().__init__("a trial")
+        self.rows = rows
+
+
+def write_all(outputs: Mapping[str, Rows], work: Work) -> dict[str, int]:
+    """Write all outputs, and return the rows of each; a `RowsRefused` names the output."""
+    rows: dict[str, int] = {}
+    for name, output in outputs.items():
+        try:
+            # The writer, or a function that it calls, may be the user's: its SystemExit must not end the job.
+            rows[name] = call(output.write, work)
+        except RowsRefused as refused:
+            refused.output = name
+            raise
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_arg
 from uuid import UUID
 
 from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
-from offsetstore.protocol.fleet import FleetSession
 from offsetstore.protocol.letters import LetterSession
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.outbox import OutboxSession
-from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
+from offsetstore.protocol.runs import Ending, FleetSession, RunSession, RunState, run_state
 from offsetstore.protocol.store_facts import StoreIdentity
 
 EventName: TypeAlias = Literal[
@@ -119,7 +118,7 @@ class GroupRow:
     not paused, or no longer; ``ended`` is a pause that has ended by itself, until the history has its end. ``ending``
     is how the owner's run ended, ``None`` if no end is recorded. ``fleet`` is the name of the fleet that has the group,
     ``None`` if no fleet has it; ``last_fleet`` is the name of the last fleet that had it; see
-    `offsetstore.protocol.fleet`. ``failures`` counts runs that failed lately, see `offsetstore.protocol.runs.LOOP`.
+    `offsetstore.protocol.runs`. ``failures`` counts runs that failed lately, see `offsetstore.protocol.runs.LOOP`.
     ``is_refused``: no job is live, and the last start was refused. Only reads for people fill in these two, and the
     ``ending`` of a fleet, which is its last member's.
     """
@@ -291,7 +290,7 @@ class Session(LetterSession, RunSession, FleetSession, OutboxSession, Savepoints
     def write_group(self, group: str, token: Token, owner: str, *, fleet: str | None = None) -> None:
         """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat.
 
-        :param fleet: the name of the fleet whose claim it is, see `offsetstore.protocol.fleet`. No heartbeat is written
+        :param fleet: the name of the fleet whose claim it is, see `offsetstore.protocol.runs`. No heartbeat is written
             then: its members have theirs.
         """
         ...

@@ -129,7 +129,7 @@ class JobState:
             kafka_answered=at,
         )
 
-    def after(self, event: Event, at: float) -> Self:
+    def after(self, event: Event, at: float) -> Self:  # noqa: C901, PLR0912 - one case for each kind
         """The state after an event of this group.
 
         :param at: when it happened, by the observer's clock: health counts only seconds in which the process ran, and a
@@ -140,13 +140,6 @@ class JobState:
         # It comes late, from a claim that was replaced or is forgotten.
         if isinstance(event, SinkMade | ClaimEnded) and event.token != self.token:
             return self
-        counters = {**self.counters}
-        for what, number in _counts(event).items():
-            if number:
-                counters[what] = counters.get(what, 0) + number
-        return replace(self, counters=counters, **self._changes(event, at))
-
-    def _changes(self, event: Event, at: float) -> dict[str, Any]:
         changes: dict[str, Any] = {}
         match event:
             case ClaimEnded():
@@ -170,7 +163,11 @@ class JobState:
                 changes = self._of_batch(event, at)
             case _:
                 pass
-        return changes
+        counters = {**self.counters}
+        for what, number in _counts(event).items():
+            if number:
+                counters[what] = counters.get(what, 0) + number
+        return replace(self, counters=counters, **changes)
 
     def _of_batch(self, event: BatchStarted | PauseChanged | BatchEnded, at: float) -> dict[str, Any]:
         match event:
@@ -286,11 +283,13 @@ def _counts(event: Event) -> dict[str, int]:
     counts: dict[str, int] = {}
     match event:
         case BatchEnded():
-            counts = {"offsets": event.offsets, "rows": sum(event.written.values()), **_time(event.seconds)}
+            milliseconds = round(sum(event.seconds.values()) * 1000)
+            counts = {"offsets": event.offsets, "rows": sum(event.written.values()), "batch_milliseconds": milliseconds}
             if event.outcome != "interrupted":
                 counts[event.outcome] = 1
         case FlushEnded(error=None):
-            counts = {"flushed": 1, "rows": sum(event.rows.values()), **_time(event.seconds)}
+            milliseconds = round(sum(event.seconds.values()) * 1000)
+            counts = {"flushed": 1, "rows": sum(event.rows.values()), "batch_milliseconds": milliseconds}
         case LettersWritten():
             counts = {"letters": sum(event.letters.values())}
         case LettersReplayed():
@@ -302,7 +301,3 @@ def _counts(event: Event) -> dict[str, int]:
         case _:
             pass
     return counts
-
-
-def _time(seconds: Mapping[str, float]) -> dict[str, int]:
-    return {"batch_milliseconds": round(sum(seconds.values()) * 1000)}

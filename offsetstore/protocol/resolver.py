@@ -36,9 +36,8 @@ from offsetstore.offsets import (
     makes_many,
 )
 from offsetstore.protocol.log_evidence import known_ids, log_truncated
-from offsetstore.protocol.policy import StartPolicy
-from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.protocol.starting import Reason, Start, StartingOffsets
+from offsetstore.protocol.starting import Reason, Start, StartingOffsets, StartPolicy
+from offsetstore.protocol.store_facts import Stamp, digest
 
 _T = TypeVar("_T")
 

@@ -44,8 +44,8 @@ def expect_own(pid: int, what: str = _STORE, next_step: str = _CONNECT) -> None:
 
     :raises ConfigurationError: this process is a fork of the process that made the object.
     """
-    if not is_own(pid):
-        raise ConfigurationError(what, found=f"process {os.getpid()}", expected=f"process {pid}", next_step=next_step)
+    if (own := os.getpid()) != pid:
+        raise ConfigurationError(what, found=f"process {own}", expected=f"process {pid}", next_step=next_step)
 
 
 def keep_from_children(connection: HasSocket) -> None:

@@ -1,4 +1,4 @@
-"""The sink, and what it asks of Spark; with `offsetstore.local.spark.launch`, the only importer of pyspark."""
+"""The sink, and what it asks of Spark; with `offsetstore.local.spark`, the only importer of pyspark."""
 
 from offsetstore.spark.executors.connect import MetadataFinder, metadata_finder
 from offsetstore.spark.run_job import Job, job

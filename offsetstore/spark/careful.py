@@ -28,19 +28,25 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import FunctionFailed
 from offsetstore.processing.blame import Halve, TimeIsUp, find_failing
-from offsetstore.processing.by_record import ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.outputs import reject_of
+from offsetstore.processing.outputs import ComputedPart, RowsByRecord, reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.letters import Letter, Payload
 from offsetstore.runtime.functions import without_frames
+from offsetstore.spark.columns import REJECT_COLUMN as REJECT
+from offsetstore.spark.columns import (
+    are_rejected,
+    by_partition,
+    count_accepted,
+    headers_of,
+    letters_frame,
+    looked_up,
+    raise_outage,
+)
 from offsetstore.spark.function_errors import function_failed, is_over_limit
-from offsetstore.spark.kafka_columns import by_partition, headers_of, letters_frame, looked_up
 from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
-from offsetstore.spark.rejects import COLUMN as REJECT
-from offsetstore.spark.rejects import are_rejected, count_accepted, raise_outage
 from offsetstore.writers.arrow.batches import KAFKA, shown
 
 _NUMBER: Final = "_offsetstore_number"
@@ -274,22 +280,23 @@ class _Computation:
     numbering: Numbering
 
     def rows(self, without: Sequence[int]) -> dict[str, pa.Table] | FunctionFailed:
-        return self._or_failed(lambda: self._rows(self.outputs.given(self._records(without).drop(_NUMBER))))
+        def compute() -> dict[str, pa.Table]:
+            given = self.outputs.given(self._records(without).drop(_NUMBER))
+            made = self.outputs.transform(given, keep_kafka=True)
+            for frame in made.values():
+                check_row_by_row(given, frame, needed_by="dead_letters=")
+            kafka = F.col(KAFKA)
+            number = self.numbering.column(kafka["topic"], kafka["partition"], kafka["offset"])
+            needed = {
+                name: frame.withColumn(_NUMBER, number)
+                if self.outputs.uses_kafka(name)
+                else frame.withColumn(_NUMBER, number).drop(KAFKA)
+                for name, frame in made.items()
+            }
+            with computed_once(given, _LEVEL) if len(needed) > 1 else nullcontext(dict) as share:
+                return {name: frame.toArrow() for name, frame in share(needed).items()}
 
-    def _rows(self, given: DataFrame) -> dict[str, pa.Table]:
-        made = self.outputs.transform(given, keep_kafka=True)
-        for frame in made.values():
-            check_row_by_row(given, frame, needed_by="dead_letters=")
-        kafka = F.col(KAFKA)
-        number = self.numbering.column(kafka["topic"], kafka["partition"], kafka["offset"])
-        needed = {
-            name: frame.withColumn(_NUMBER, number)
-            if self.outputs.uses_kafka(name)
-            else frame.withColumn(_NUMBER, number).drop(KAFKA)
-            for name, frame in made.items()
-        }
-        with computed_once(given, _LEVEL) if len(needed) > 1 else nullcontext(dict) as share:
-            return {name: frame.toArrow() for name, frame in share(needed).items()}
+        return self._or_failed(compute)
 
     def _records(self, without: Sequence[int]) -> DataFrame:
         return self.records.where(~F.col(_NUMBER).isin([*without])) if without else self.records

@@ -25,13 +25,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 
 from offsetstore.errors import SinkError
-from offsetstore.processing.by_record import ArrowRows
+from offsetstore.processing.outputs import ArrowRows
 from offsetstore.processing.unit import PlanOutdated
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
-from offsetstore.spark.executors.record_batches import Parts
+from offsetstore.protocol.ports import Work, Writer
+from offsetstore.spark.columns import none_rejected
+from offsetstore.spark.executors.task import Parts
 from offsetstore.spark.function_errors import causes, function_failed, is_over_limit
-from offsetstore.spark.rejects import none_rejected
 from offsetstore.spark.schemas import arrow_schema
 
 IN_MEMORY: Final = 64 << 20
@@ -60,7 +59,10 @@ class CollectedRows:
         self._places: list[pa.RecordBatch | tuple[int, int]] = []  # in the file: position and size
         self.num_rows = self.nbytes = 0
         for batch in batches:
-            fitting = _as(schema, batch)
+            fitting = batch
+            if not batch.schema.equals(schema):
+                same = pa.Table.from_batches([batch]).cast(schema).combine_chunks().to_batches()
+                fitting = same[0] if same else pa.RecordBatch.from_pylist([], schema=schema)
             self.num_rows += fitting.num_rows
             self.nbytes += fitting.nbytes
             self._places.append(fitting if self.nbytes <= IN_MEMORY else self._written(fitting))
@@ -114,9 +116,21 @@ def collect(frame: DataFrame) -> CollectedRows:
     """
     classic: Any = frame
     schema = arrow_schema(frame, as_collected=True)
+    serializer: Any = ArrowCollectSerializer()
+    order: list[int] = []
+
+    def batches(stream: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+        for item in stream:
+            if isinstance(item, pa.RecordBatch):
+                yield item
+            else:  # the last: numbers of the batches, in Spark's order
+                order.extend(item)
+
     port, secret, server = classic._jdf.collectAsArrowToPython()  # noqa: SLF001 - as toArrow() does, also below
     try:
-        rows = _received(schema, port, secret)
+        with _connected(port, secret) as file:
+            rows = CollectedRows(schema, batches(serializer.load_stream(file)))
+        rows.put_in_order(order)
     except SinkError:
         with suppress(Exception):  # it fails, because the connection is closed
             server.getResult()
@@ -248,23 +262,6 @@ def on_driver(writer: Writer, frame: DataFrame, *, or_by_partition: bool = True)
     return OnDriver(writer, [collect_by_partition(frame)])
 
 
-def _received(schema: pa.Schema, port: Any, secret: Any) -> CollectedRows:
-    order: list[int] = []
-
-    def batches(stream: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-        for item in stream:
-            if isinstance(item, pa.RecordBatch):
-                yield item
-            else:  # the last: numbers of the batches, in Spark's order
-                order.extend(item)
-
-    serializer: Any = ArrowCollectSerializer()
-    with _connected(port, secret) as file:
-        rows = CollectedRows(schema, batches(serializer.load_stream(file)))
-    rows.put_in_order(order)
-    return rows
-
-
 @contextmanager
 def _connected(port: Any, secret: Any) -> Generator[Any]:
     """Connect to a server of Spark's driver, and yield what it sends."""
@@ -273,10 +270,3 @@ def _connected(port: Any, secret: Any) -> Generator[Any]:
     with socket, file:
         socket.settimeout(None)  # a job has no time limit
         yield file
-
-
-def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
-    if batch.schema.equals(schema):
-        return batch
-    same = pa.Table.from_batches([batch]).cast(schema).combine_chunks().to_batches()
-    return same[0] if same else pa.RecordBatch.from_pylist([], schema=schema)

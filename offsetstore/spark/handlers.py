@@ -37,10 +37,10 @@ from offsetstore.processing.handling import (
     outage_of_call,
 )
 from offsetstore.processing.unit import UNNAMED, Ranges
-from offsetstore.protocol.policy import spark_boolean
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, headers_of, within
+from offsetstore.protocol.starting import spark_boolean
+from offsetstore.spark.columns import KAFKA_COLUMNS, headers_of, within
+from offsetstore.spark.columns import REJECT_COLUMN as REJECT
 from offsetstore.spark.plans.scan import is_in_order
-from offsetstore.spark.rejects import COLUMN as REJECT
 from offsetstore.spark.schemas import spark_columns
 from offsetstore.writers.arrow.batches import KAFKA
 

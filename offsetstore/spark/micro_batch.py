@@ -17,9 +17,9 @@ from offsetstore.processing.unit import Coordinates, Ranges
 from offsetstore.protocol.letters import Headers
 from offsetstore.spark.careful import Careful, OfRanges, computed_carefully
 from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
+from offsetstore.spark.columns import headers_of, within
 from offsetstore.spark.function_errors import function_failed, is_out_of_range
 from offsetstore.spark.handlers import Handled
-from offsetstore.spark.kafka_columns import headers_of, within
 from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.plans import execution
 from offsetstore.spark.plans.lineage import is_deterministic

@@ -20,10 +20,9 @@ from offsetstore.protocol.events import HandlerCalled
 from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.ports import TableWriter, Writer
 from offsetstore.runtime.functions import call
+from offsetstore.spark.columns import KAFKA, rename_reject, with_coordinates, without_reject
 from offsetstore.spark.handlers import Handled, HandlerTransform, TopicIds
-from offsetstore.spark.kafka_columns import KAFKA, with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row
-from offsetstore.spark.rejects import rename, without_reject
 from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json
 from offsetstore.store.claim import Claim
 
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 class SparkOutputs(CheckedOutputs):
     """The transform and its writers; see `CheckedOutputs`.
 
-    :param can_reject: whether ``transform`` may return ``_reject``; see `offsetstore.spark.rejects`. Each row
+    :param can_reject: whether ``transform`` may return ``_reject``; see `offsetstore.spark.columns`. Each row
         must then be made from one record.
     :param propagate: the names of the headers that follow a record, into a handler's calls and to writers that take
         them.
@@ -139,10 +138,15 @@ class SparkOutputs(CheckedOutputs):
                 for frame in frames.values():
                     check_row_by_row(batch, frame, needed_by="dead_letters=")
                 self._has_lineage = True
-            frames = {name: rename(frame) for name, frame in frames.items()}
+            frames = {name: rename_reject(frame) for name, frame in frames.items()}
         # isEmpty() runs a job: only where there are no columns to check.
         filled = {name: frame for name, frame in frames.items() if frame.columns or not frame.isEmpty()}
-        schemas = {name: self._schema(name, frame) for name, frame in filled.items()}
+        schemas = {
+            name: without_reject(
+                table_schema(frame) if isinstance(self.writers[name], TableWriter) else arrow_schema(frame)
+            )
+            for name, frame in filled.items()
+        }
         self.check_tables(self._claim, schemas)
         return {
             name: variants_as_json(
@@ -150,7 +154,3 @@ class SparkOutputs(CheckedOutputs):
             )
             for name, frame in frames.items()
         }
-
-    def _schema(self, name: str, frame: DataFrame) -> pa.Schema:
-        has_table = isinstance(self.writers[name], TableWriter)
-        return without_reject(table_schema(frame) if has_table else arrow_schema(frame))

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, StaleClaim
 from offsetstore.offsets import TopicPartition, count_offsets, describe
@@ -39,19 +39,19 @@ from offsetstore.protocol.metadata import Text
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import without_frames
 from offsetstore.spark.collecting import LARGE
+from offsetstore.spark.columns import with_checked_coordinates
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.task import TaskEnding, TaskResult, Tasks
 from offsetstore.spark.function_errors import is_over_limit
 from offsetstore.spark.handlers import is_speculative
-from offsetstore.spark.kafka_columns import with_checked_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.scan import place
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
-from offsetstore.writers.into_table import Append, Upsert
+from offsetstore.writers import Append, Upsert
 
 TASK_THRESHOLD: Final = 10_000
 """In offsets: the driver writes a batch of up to this size, since starting tasks would take longer (decision 0030)."""
@@ -224,6 +224,9 @@ class PerPartition:
             self._has_warned = True
             _log.warning("each batch is repartitioned by Kafka's topics and partitions: %s", placed.moved)
         claim = TaskClaim.of(self._claim, plan.decisions)
+        # A speculative copy that times out ends the original, which may only be slow: so each attempt waits twice as
+        # long as the last (decision 0017).
+        lock_timeout = self._claim.timeouts.lock * (2 ** (attempt - 1) if is_speculative(session) else 1)
         tasks = Tasks(
             self._store,
             claim,
@@ -231,7 +234,7 @@ class PerPartition:
             [plan.decisions[tp] for tp in placed.tasks],
             placed.tasks,
             failpoints.setting(),
-            self._lock_timeout(session, attempt),
+            lock_timeout,
             keeps_kafka,
             texts,
         )
@@ -275,12 +278,6 @@ class PerPartition:
         [frame] = self._outputs.transform(given, keep_kafka=True).values()
         check_row_by_row(given, frame)
         return frame
-
-    def _lock_timeout(self, session: SparkSession, attempt: int) -> float:
-        """For how many seconds a task waits for the lock on its partition's row."""
-        # A speculative copy that times out ends the original, which may only be slow: so each attempt waits twice as
-        # long as the last (decision 0017).
-        return self._claim.timeouts.lock * (2 ** (attempt - 1) if is_speculative(session) else 1)
 
 
 def _with_seconds(later: Written | None, seconds: Mapping[str, float]) -> Written | None:

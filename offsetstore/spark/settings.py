@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.runner import RunnerSettings
-from offsetstore.protocol.marking import check_marking
+from offsetstore.protocol.marking import MARKINGS, unknown_marking
 from offsetstore.protocol.ports import Writer, declares
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
+from offsetstore.spark.columns import KAFKA_COLUMNS
 from offsetstore.store.claim import Claim
 
 Atomicity: TypeAlias = Literal["batch", "partition"]
@@ -51,7 +51,8 @@ class SinkSettings(RunnerSettings):
         listed = list(writers)
         if self.atomicity not in {"batch", "partition"}:
             raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(self.atomicity))
-        check_marking(self.marking)
+        if self.marking not in MARKINGS:
+            raise unknown_marking(self.marking)
         self._check_unstored(listed)
         self.check_dead_letters(listed)
         self.check_handler(handler)

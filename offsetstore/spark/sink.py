@@ -39,11 +39,11 @@ from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import with_empty_frames
 from offsetstore.spark.careful import computed_letters
 from offsetstore.spark.checkpoints import check_start, prune
+from offsetstore.spark.columns import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.executors.connect import has_finder, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.function_errors import told_by_us, typed
 from offsetstore.spark.handlers import refuse_speculation
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import SparkOutputs, SparkTransform
 from offsetstore.spark.partition import TASK_THRESHOLD, PerPartition
@@ -182,7 +182,11 @@ class TransactionalSink:
         session = session_of_thread()
         if session is None:
             return
-        _tell_connector(session)
+        try:
+            check_connector(session)
+        except MissingDependency as error:
+            # `load` says only that it fails. Not an error: replaying letters needs no connector.
+            _log.warning("%s", error)
         # A query that keeps its checkpoint has columns of its own, not Kafka's (decision 0060).
         if self._claim.keeps_checkpoint or not isinstance(self._claim.database, PostgresDatabase):
             return
@@ -256,7 +260,6 @@ class TransactionalSink:
         # Jobs get the password only if the transform may read metadata on executors (decision 0032).
         finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
         with finding, self._outputs.keeping_handled(batch, ranges) as handled:
-            by_partition = self._per_partition is not None
             taken = MicroBatch(
                 batch,
                 batch_id,
@@ -264,7 +267,7 @@ class TransactionalSink:
                 ranges,
                 self._claim,
                 self._outputs,
-                or_by_partition=not by_partition,
+                or_by_partition=self._per_partition is None,
                 handled=handled,
             )
             own = self._stateful or self._per_partition
@@ -272,12 +275,24 @@ class TransactionalSink:
         # Not before: the claim's first batch is committed now (decision 0001).
         if not self._has_written:
             self._has_written = True
-            self._prune(batch)
+            if (base := self._claim.checkpoint_base) is not None:
+                prune(batch.sparkSession, base, epoch=self._claim.token.epoch, retain=_RETAINED_CHECKPOINTS)
 
     def _begin(self, query: RunningQuery, batch: DataFrame) -> None:
-        """Prepare for a query that has just started or was restarted."""
+        """Check a query that has just started or was restarted, and prepare for it."""
         spark, columns, outputs = batch.sparkSession, batch.columns, self._outputs
-        self._admit(query, columns)
+        self._stateful = None
+        if self._runner.recovery is not None:
+            self._runner.recovery.forget()
+        checkpoint = str(query.execution.resolvedCheckpointRoot())
+        self._settings.check_query(self._claim, columns, checkpoint, has_handler=outputs.handler is not None)
+        if self._claim.keeps_checkpoint:
+            self._stateful = Stateful(self._claim, outputs, self._runner.metadata, query=query, columns=columns)
+        else:
+            # A letter keeps the record as Kafka had it, and a handler takes it so (decision 0036).
+            whole = self._settings.dead_letters is not None or outputs.handler is not None
+            admit(query.execution, columns, whole_records=whole)
+            self._check_start(query)
         if outputs.handler is not None:
             refuse_speculation(spark)
             check_once(spark)
@@ -288,21 +303,6 @@ class TransactionalSink:
         self._run_id = query.run_id
         self._source.is_running = query.is_active
         self._claim.observers.on(query.started(self._claim.group, spark))
-
-    def _admit(self, query: RunningQuery, columns: list[str]) -> None:
-        """Check a query that has just started or was restarted."""
-        self._stateful = None
-        if self._runner.recovery is not None:
-            self._runner.recovery.forget()
-        checkpoint = str(query.execution.resolvedCheckpointRoot())
-        self._settings.check_query(self._claim, columns, checkpoint, has_handler=self._outputs.handler is not None)
-        if self._claim.keeps_checkpoint:
-            self._stateful = Stateful(self._claim, self._outputs, self._runner.metadata, query=query, columns=columns)
-        else:
-            # A letter keeps the record as Kafka had it, and a handler takes it so (decision 0036).
-            whole = self._settings.dead_letters is not None or self._outputs.handler is not None
-            admit(query.execution, columns, whole_records=whole)
-            self._check_start(query)
 
     def check_start(self, query: StreamingQuery) -> bool:
         """Compare where a query starts with what is stored, before it has records; the first batch does so too.
@@ -353,23 +353,6 @@ class TransactionalSink:
                 next_step="Claim with the reader's options: Broker.from_spark(options), or topics=[...]. "
                 "If they are the same, the checkpoint is another query's: use claim.checkpoint(base).",
             )
-
-    def _prune(self, batch: DataFrame) -> None:
-        if self._claim.checkpoint_base is not None:
-            prune(
-                batch.sparkSession,
-                self._claim.checkpoint_base,
-                epoch=self._claim.token.epoch,
-                retain=_RETAINED_CHECKPOINTS,
-            )
-
-
-def _tell_connector(session: SparkSession) -> None:
-    """Warn if there is no connector: `load` says only that it fails. Not an error: replaying letters needs none."""
-    try:
-        check_connector(session)
-    except MissingDependency as error:
-        _log.warning("%s", error)
 
 
 def _connect_refused() -> UnsupportedQuery:

@@ -2,7 +2,7 @@
 
 A row may come from any earlier batch, so nothing can be cropped, and a batch without data may have rows. The mark
 (query id, batch id), written in the transaction of the results, tells which batches are in them; the ranges are checked
-against it, see `continuity`.
+against it, see `judge`.
 
 The state is in Spark's checkpoint, and changes when a batch is computed, even if its rows are not written. So each
 batch, even one that is already in the results, is computed as a whole before the transform can leave some of it out.
@@ -25,8 +25,8 @@ from offsetstore.protocol.ports import declares
 from offsetstore.protocol.replay import Outcome
 from offsetstore.spark.checkpoints import judge
 from offsetstore.spark.collecting import OnDriver
+from offsetstore.spark.columns import with_coordinates
 from offsetstore.spark.function_errors import is_of_function
-from offsetstore.spark.kafka_columns import with_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.plans.admission import admit_stateful
@@ -67,34 +67,31 @@ class Stateful:
         :raises CheckpointAhead, CheckpointBehind: the checkpoint and the database are from different times.
         """
         with naming_record(batch, lambda failed: among(failed, batch)):
-            return self._write(batch)
-
-    def _write(self, batch: MicroBatch) -> Written | None:
-        watch, claim = Stopwatch(), self._claim
-        plan, query_id = DeliveryPlan.of(claim, batch.ranges), UUID(batch.query.query_id)
-        is_stale = any(row.token != claim.token for row in plan.stored.values())  # the transaction will refuse it
-        outcome = None if is_stale else self._judge(batch, query_id, plan)
-        watch.lap("plan")
-        if outcome is not None and any(decision.outcome is not outcome for decision in plan.decisions.values()):
-            raise PlanOutdated  # the offsets are not those that were judged
-        computed: Mapping[str, Rows] | None = None
-        texts: dict[TopicPartition, Text] = {}
-        if outcome is Outcome.APPLY:
-            computed = rows = self._compute_whole(batch)
-            texts = self._metadata.texts(batch.number, batch.ranges, rows)
-        elif outcome is Outcome.SKIP:
-            _log.info("batch %d is already in the results: it is computed only for its state", batch.number)
-            # State changes where a batch is computed, not where it is written (decision 0016).
-            batch.frame.count()
-            computed = {}
-        is_new = outcome is Outcome.APPLY
-        unit = Unit(plan.decisions, computed, [BatchMark(query_id, batch.number, is_new)], metadata=texts)
-        try:
-            written = commit_plan(claim, plan, unit, watch)
-        except OffsetGap as gap:
-            # The plan has no gap: the stored offsets have moved since.
-            raise PlanOutdated from gap
-        return written if is_new else None
+            watch, claim = Stopwatch(), self._claim
+            plan, query_id = DeliveryPlan.of(claim, batch.ranges), UUID(batch.query.query_id)
+            is_stale = any(row.token != claim.token for row in plan.stored.values())  # the transaction will refuse it
+            outcome = None if is_stale else self._judge(batch, query_id, plan)
+            watch.lap("plan")
+            if outcome is not None and any(decision.outcome is not outcome for decision in plan.decisions.values()):
+                raise PlanOutdated  # the offsets are not those that were judged
+            computed: Mapping[str, Rows] | None = None
+            texts: dict[TopicPartition, Text] = {}
+            if outcome is Outcome.APPLY:
+                computed = rows = self._compute_whole(batch)
+                texts = self._metadata.texts(batch.number, batch.ranges, rows)
+            elif outcome is Outcome.SKIP:
+                _log.info("batch %d is already in the results: it is computed only for its state", batch.number)
+                # State changes where a batch is computed, not where it is written (decision 0016).
+                batch.frame.count()
+                computed = {}
+            is_new = outcome is Outcome.APPLY
+            unit = Unit(plan.decisions, computed, [BatchMark(query_id, batch.number, is_new)], metadata=texts)
+            try:
+                written = commit_plan(claim, plan, unit, watch)
+            except OffsetGap as gap:
+                # The plan has no gap: the stored offsets have moved since.
+                raise PlanOutdated from gap
+            return written if is_new else None
 
     def _judge(self, batch: MicroBatch, query_id: UUID, plan: DeliveryPlan) -> Outcome:
         claim = self._claim

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,22 +30,20 @@ from offsetstore.errors import (
 )
 from offsetstore.offsets import BrokerView, StoredOffset, Suspect, Token, TopicPartition, makes_many
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, NewOffset, Session, renamed
-from offsetstore.protocol.fleet import fleet_name
 from offsetstore.protocol.log_evidence import LogLook, log_truncated, look, same_logs
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.retries import Retries
-from offsetstore.protocol.stamp import Stamp, latest_epoch
-from offsetstore.protocol.starting import Reason, Start, StartingOffsets, similar_names
-from offsetstore.protocol.store_facts import StoreIdentity
+from offsetstore.protocol.runs import fleet_name
+from offsetstore.protocol.starting import Reason, Start, StartingOffsets, StartPolicy, similar_names
+from offsetstore.protocol.store_facts import Stamp, StoreIdentity, latest_epoch
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import call, without_frames
 from offsetstore.store import adoption
 from offsetstore.store.adoption import QueryCheckpoint
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
+from offsetstore.store.heartbeat import new_run, recording_refusals
 from offsetstore.store.identity import fenced_by_claim, name_prefix, this_process
 from offsetstore.store.log_watch import write_evidence
-from offsetstore.store.run_record import new_run, recording_refusals
 from offsetstore.store.sessions import Connected, fencing, read, read_offsets, repeat, transaction
 from offsetstore.store.term import begin
 from offsetstore.text import logger
@@ -253,7 +251,9 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evide
         locked = lock_whole(
             session, request, claim_id, evidence, schema=store.database.schema, checkpoint=asked.checkpoint
         )
-        acquired = _write_claim(session, request, claim_id, locked, evidence, checkpoint=asked.checkpoint)
+        why = f"takeover={request.takeover}"
+        acquired = write_whole(session, request, claim_id, locked, evidence, why=why, checkpoint=asked.checkpoint)
+        session.begin_run(request.group, acquired.token, new_run(acquired.owner, request.topics))
         if acquired.starting is not None:
             starting = replace(acquired.starting, similar=similar, schema=store.database.schema)
             acquired = replace(acquired, starting=starting)
@@ -353,8 +353,9 @@ def lock_whole(
     if request.takeover != "fence":
         _check_owner(owner, request, claim_id)
     rows = session.lock_group_partitions(group)
-    if not rows:
-        _refuse_renamed(group, session.history(group))
+    # A supervisor may start a job under its old name again, and the job would read the whole topic again.
+    if not rows and (last := renamed(session.history(group))) is not None:
+        raise GroupRenamed(f"the group {group!r} was renamed", found=last.reason, expected="a claim by its new name")
     view, starting = resolve_locked(session, request, rows, evidence, store_id=identity.store_id, checkpoint=checkpoint)
     return Locked(before.epoch, owner, identity.store_id, rows, view, starting)
 
@@ -416,21 +417,6 @@ def _start_of(start: Start, before: StoredOffset | None, row: StoredOffset | Non
     return replace(start, stored=row)
 
 
-def _write_claim(
-    session: Session,
-    request: ClaimRequest,
-    claim_id: uuid.UUID,
-    locked: Locked,
-    evidence: Evidence,
-    *,
-    checkpoint: QueryCheckpoint | None,
-) -> Acquired:
-    why = f"takeover={request.takeover}"
-    acquired = write_whole(session, request, claim_id, locked, evidence, why=why, checkpoint=checkpoint)
-    session.begin_run(request.group, acquired.token, new_run(acquired.owner, request.topics))
-    return acquired
-
-
 def write_whole(
     session: Session,
     request: ClaimRequest,
@@ -489,12 +475,6 @@ def write_starts(
     if ids := {topic: topic_id for topic, topic_id in learned.items() if topic_id is not None}:
         session.adopt_letters(group, ids)
     return new
-
-
-def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:
-    # A supervisor may start a job under its old name again, and the job would read the whole topic again.
-    if (last := renamed(history)) is not None:
-        raise GroupRenamed(f"the group {group!r} was renamed", found=last.reason, expected="a claim by its new name")
 
 
 def _check_owner(owner: GroupRow | None, request: ClaimRequest, claim_id: uuid.UUID) -> None:

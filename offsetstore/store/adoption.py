@@ -20,9 +20,8 @@ from urllib.parse import unquote, urlsplit
 from offsetstore.errors import ConfigurationError, UncertainBatch
 from offsetstore.offsets import BrokerView, OffsetRange, StoredOffset, TopicPartition
 from offsetstore.protocol.database import HistoryEvent
-from offsetstore.protocol.policy import OnUncertain, StartPolicy
 from offsetstore.protocol.ports import CheckpointFiles
-from offsetstore.protocol.starting import Reason, StartingOffsets
+from offsetstore.protocol.starting import OnUncertain, Reason, StartingOffsets, StartPolicy
 
 _log = logging.getLogger(__name__)
 _CORRECT = "Correct adopt_checkpoint. To start without the job's offsets, leave it out."
@@ -75,7 +74,8 @@ class QueryCheckpoint:
         tp = event.topic_partition
         if tp is None or tp not in starting.starts or starting.starts[tp].reason is not Reason.CHECKPOINT:
             return [event]
-        reason = f"{event.reason}: {self.location}, {self._last_batch}"
+        last_batch = "which has no committed batch" if self.batch_id is None else f"batch {self.batch_id}"
+        reason = f"{event.reason}: {self.location}, {last_batch}"
         if tp not in self.uncertain:
             return [replace(event, reason=reason)]
         decided = f'{self._uncertain_batch}, {self.uncertain[tp]}, on_uncertain="{policy.on_uncertain}"'
@@ -84,10 +84,6 @@ class QueryCheckpoint:
         adopted = replace(event, to_offset=self.offsets[tp], reason=reason)
         skipped = f"assumed to be in the results: {decided}"
         return [adopted, replace(event, event="skip", from_offset=self.offsets[tp], reason=skipped)]
-
-    @property
-    def _last_batch(self) -> str:
-        return "which has no committed batch" if self.batch_id is None else f"batch {self.batch_id}"
 
     @property
     def _uncertain_batch(self) -> str:

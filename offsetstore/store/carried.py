@@ -123,21 +123,15 @@ class Letters:
         session.append_history(claim.group, events)
 
 
-class Outgoing:
-    """The records that one transaction puts into the outbox."""
-
-    def __init__(self, locks: Locks) -> None:
-        self._locks = locks
-
-    def write(self, records: Sequence[OutboxRecord]) -> int:
-        """Put records into the outbox, in their order; return how many. See `Work.produce`."""
-        session = self._locks.writing("tx.produce")
-        if not records:
-            return 0
-        self._locks.has_written = True
-        written = session.write_outbox(self._locks.claim.group, records)
-        _check_count("not all records could be put into the outbox", written, len(records), "records", "outbox")
-        return written
+def put_into_outbox(locks: Locks, records: Sequence[OutboxRecord]) -> int:
+    """Put a transaction's records into the outbox, in their order; return how many. See `Work.produce`."""
+    session = locks.writing("tx.produce")
+    if not records:
+        return 0
+    locks.has_written = True
+    written = session.write_outbox(locks.claim.group, records)
+    _check_count("not all records could be put into the outbox", written, len(records), "records", "outbox")
+    return written
 
 
 def _check_count(what: str, written: int, expected: int, of: str, table: str) -> None:

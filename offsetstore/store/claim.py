@@ -23,21 +23,19 @@ from offsetstore.protocol.events import ClaimEnded, ClaimTaken, DatabaseAsked
 from offsetstore.protocol.log_evidence import FindTruncated, log_truncated
 from offsetstore.protocol.marking import Marking, Position
 from offsetstore.protocol.metadata import Formats, check_formats, dump, format_of, load
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.runs import JobError
-from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.protocol.starting import StartingOffsets, StartPolicy
+from offsetstore.protocol.store_facts import Stamp, digest
 from offsetstore.runtime.functions import call
 from offsetstore.runtime.process import expect_own, is_own
 from offsetstore.store import mirror as mirrors
-from offsetstore.store.heartbeat import Heartbeat
+from offsetstore.store.heartbeat import Heartbeat, RunRecord
 from offsetstore.store.identity import name_prefix, taken_by
 from offsetstore.store.log_watch import LogWatch, can_tell
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
 from offsetstore.store.notes import read_own
-from offsetstore.store.run_record import RunRecord
 from offsetstore.store.sessions import ClaimRows, Connected, read, repeat
 from offsetstore.store.term import Term, Terms, delivered, unmarked
 from offsetstore.store.transaction import Transaction
@@ -143,8 +141,11 @@ class Claim:
     Once the claim ``is_closed``, the sink no longer writes with it; once it ``is_lost``, it knows that another claim
     has taken over, or that the group was reset or renamed, and ``taken_by`` tells who did that. ``fenced`` tells whom
     the claim itself has fenced, ``None`` if nobody was known to run. Once a delivery ``has_made_rows``, the job's
-    function has no bug for every record. ``close_error`` is what `close` has raised last.
+    function has no bug for every record. ``close_error`` is what `close` has raised last. ``is_member`` tells whether
+    other members of a fleet share the group.
     """
+
+    is_member: bool = False
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class Claim:
             beat=self._beat,
             end=self._end_beat,
             on_lost=self.lose,
-            on_asked=self._tell_answer,
+            on_asked=lambda error: self.observers.on(DatabaseAsked(group=self.group, error=error)),
             run=self._run,
         )
         self.mirror: Mirror | None = None
@@ -206,11 +207,6 @@ class Claim:
     def group_token(self) -> Token:
         """The token of the group's row."""
         return self.token
-
-    @property
-    def is_member(self) -> bool:
-        """Whether other members of a fleet share the group."""
-        return self.group_token != self.token
 
     @property
     def partitions(self) -> AbstractSet[TopicPartition]:
@@ -269,9 +265,6 @@ class Claim:
         """
         for tp, what in sorted(self._lost.items()):
             raise log_truncated(tp, Suspect(what))
-
-    def _tell_answer(self, error: Exception | None) -> None:
-        self.observers.on(DatabaseAsked(group=self.group, error=error))
 
     def _begin_beside(
         self, request: ClaimRequest, starting: StartingOffsets, *, has_members: bool, after_fleet: bool
@@ -349,7 +342,7 @@ class Claim:
         return repeat(
             self,
             self.group,
-            lambda _: self.transaction(lock_timeout=lock_timeout, marking=marking),
+            lambda _: Transaction(self, self, lock_timeout=lock_timeout, marking=marking),
             work,
             retry_if=self._unless_closed(retry_if),
         )

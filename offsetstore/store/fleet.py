@@ -1,7 +1,7 @@
 """Members of a fleet: how a process joins a claim that others share, and takes and gives back partitions.
 
 To found a fleet is to claim the whole group, see `offsetstore.store.acquire`; to take partitions is the same for these
-alone, under a share of the group's row, which keeps claims out but no other member. See `offsetstore.protocol.fleet`.
+alone, under a share of the group's row, which keeps claims out but no other member. See `offsetstore.protocol.runs`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from offsetstore.errors import (
 )
 from offsetstore.offsets import BrokerView, EpochPair, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.protocol.database import GroupRow, Session
-from offsetstore.protocol.fleet import fleet_name, may_share
 from offsetstore.protocol.log_evidence import look
+from offsetstore.protocol.runs import fleet_name, may_share
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import dropped
@@ -41,9 +41,9 @@ from offsetstore.store.acquire import (
     write_whole,
 )
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
+from offsetstore.store.heartbeat import new_run, recording_refusals
 from offsetstore.store.identity import name_prefix, taken_by, this_process
 from offsetstore.store.log_watch import LOOK_SECONDS
-from offsetstore.store.run_record import new_run, recording_refusals
 from offsetstore.store.sessions import Connected, deciding, fencing, patiently, read, transaction
 from offsetstore.store.term import Terms, begin
 
@@ -62,6 +62,8 @@ class Member(Claim):
     taken because their logs end below the stored offsets, and since when, by the monotonic clock: for half a minute a
     new leader may not know the end.
     """
+
+    is_member = True
 
     def __init__(
         self, store: Connected, request: ClaimRequest, acquired: Acquired, fleet: Token, fleet_name: str

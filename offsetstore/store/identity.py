@@ -14,7 +14,7 @@ from offsetstore.errors import ConfigurationError, OffsetStoreError
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.database import TAKING, GroupRow, Session
 from offsetstore.protocol.metadata import Formats
-from offsetstore.protocol.stamp import digest
+from offsetstore.protocol.store_facts import digest
 from offsetstore.store.term import Term, Terms
 
 

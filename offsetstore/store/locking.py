@@ -20,22 +20,23 @@ from offsetstore.errors import (
     ProtocolMisuse,
     StaleClaim,
 )
-from offsetstore.offsets import OffsetRange, Token, TopicPartition
+from offsetstore.offsets import OffsetRange, Ranges, Token, TopicPartition
 from offsetstore.protocol.database import Database, HistoryEvent, LockedRow, Session
 from offsetstore.protocol.marking import base
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.process import expect_own
 from offsetstore.store.identity import ClaimInfo, taken_by
-from offsetstore.store.term import Term, Terms
+from offsetstore.store.term import NONE, Terms
 
 
 class Locks:
     """What a transaction has locked: the rows, the decision on each range, and the claim's terms.
 
     ``error`` is what the lock has raised: kept, so that code that swallows it can't commit half a lock. ``makes_rows``
-    tells whether it may have inserted rows, ``is_replay`` whether letters are replayed, and ``has_written`` whether
-    something may have been written that no partition's row shows.
+    tells whether it may have inserted rows, ``is_in_sequence`` whether later records of open letters' keys wait,
+    ``is_replay`` whether letters are replayed, and ``has_written`` whether something may have been written that no
+    partition's row shows. ``settled`` are the ranges of `settle_passed`.
     """
 
     def __init__(self, claim: ClaimInfo, *, is_manual: bool) -> None:
@@ -46,9 +47,11 @@ class Locks:
         self.rows: Mapping[TopicPartition, LockedRow] = {}
         self.terms: Terms = {}
         self.decisions: Mapping[TopicPartition, Decision] = {}
+        self.settled: Ranges = {}
         self.is_locked = False
         self.error: BaseException | None = None
         self.makes_rows = False
+        self.is_in_sequence = False
         self.is_replay = False
         self.has_written = False
         self.is_finished = False
@@ -109,27 +112,30 @@ class Locks:
 
     # -- the lock
 
-    def lock(self, ranges: Mapping[TopicPartition, OffsetRange], planned: Terms) -> None:
+    def lock(self, session: Session, ranges: Ranges, planned: Terms) -> None:
         """Lock the rows, and decide; see `Transaction.lock`, which tells the errors."""
-        session, known = self.opened(), self.claim.terms
+        claim, known = self.claim, self.claim.terms
         self.partitions = sorted(ranges)  # always in this order, so that two jobs never deadlock
         unknown = sorted(tp for tp in ranges if tp not in known or not known[tp].has_row)
-        for tp in unknown:
-            self._check_topic(tp)
         if unknown or not ranges:
-            # The group's row comes before any partition's, as in a claim, or the two would deadlock.
-            self.check_token(session.share_group(self.claim.group), None)
-            if unknown and self.claim.is_member:
-                raise self.lost(unknown)
             self._create(session, {tp: ranges[tp].from_ for tp in unknown})
-            self.makes_rows = bool(unknown)
-        self.rows = session.lock_partitions(self.claim.group, self.partitions) if ranges else {}
-        self.terms = self._locked_terms(session, planned)
+        self.rows = session.lock_partitions(claim.group, self.partitions) if ranges else {}
+        # From here on nobody else can take the partitions. The claim may have given some back since it planned. To take
+        # them anew it needs their locks, so what its terms say is as fresh as the rows (decision 0090).
+        if claim.is_member:
+            self._lose_taken(session)
+        terms = claim.new_terms(unknown) if unknown else claim.terms
+        if lost := [tp for tp in self.partitions if tp not in terms or planned.get(tp, terms[tp]) is not terms[tp]]:
+            raise self.lost(lost)
+        self.terms = {tp: terms[tp] for tp in self.partitions}
         for tp in self.partitions:
             row = self.rows.get(tp)
             self.check_token(row.token if row else None, tp)
         failpoints.reach("after_lock")  # a named point, at which tests and the demo end the process
-        decisions = {tp: decide(self._base(tp), ranges[tp]) for tp in self.partitions}
+        offsets = {tp: self.rows[tp].next_offset for tp in self.partitions}
+        if self.is_manual:
+            offsets = {tp: base(tp, offset, self.terms[tp].position) for tp, offset in offsets.items()}
+        decisions = {tp: decide(offset, ranges[tp]) for tp, offset in offsets.items()}
         for tp, decision in decisions.items():
             if decision.outcome is Outcome.GAP:
                 raise OffsetGap(
@@ -150,25 +156,24 @@ class Locks:
             found=holder[1] if holder else error.found,
         )
 
-    def _base(self, tp: TopicPartition) -> int:
-        """The offset on which the partition's range is decided."""
-        stored = self.rows[tp].next_offset
-        return base(tp, stored, self.terms[tp].position) if self.is_manual else stored
-
-    def _check_topic(self, tp: TopicPartition) -> None:
-        # A misspelt topic would get a row, and the start of any other topic was never resolved (decision 0012).
-        if tp.topic not in self.claim.topics:
-            raise ConfigurationError(
-                "tx.lock names a topic that the claim does not have",
-                topic_partition=tp,
-                expected=", ".join(self.claim.topics),
-                next_step="Claim it: topics=[...].",
-            )
-
     def _create(self, session: Session, offsets: dict[TopicPartition, int]) -> None:
+        """Hold off other claims, and insert a row of each partition that is new to this one."""
+        claim = self.claim
+        for tp in offsets:
+            # A misspelt topic would get a row, and the start of any other topic was never resolved (decision 0012).
+            if tp.topic not in claim.topics:
+                raise ConfigurationError(
+                    "tx.lock names a topic that the claim does not have",
+                    topic_partition=tp,
+                    expected=", ".join(claim.topics),
+                    next_step="Claim it: topics=[...].",
+                )
+        # The group's row comes before any partition's, as in a claim, or the two would deadlock.
+        self.check_token(session.share_group(claim.group), None)
         if not offsets:
             return
-        claim = self.claim
+        if claim.is_member:
+            raise self.lost([*offsets])
         inserted = session.insert_partitions(claim.group, claim.token, offsets)
         reason = "the partition is new to the claim: it starts at its first range"
         session.append_history(
@@ -179,6 +184,15 @@ class Locks:
                 if tp in inserted
             ],
         )
+        self.makes_rows = True
+
+    def _lose_taken(self, session: Session) -> None:
+        """Give up the partitions that other members of the fleet have taken."""
+        claim, rows = self.claim, self.rows
+        if taken := [tp for tp in self.partitions if (row := rows.get(tp)) is None or row.token != claim.token]:
+            owner = session.group(claim.group)
+            self.check_token(None if owner is None else owner.token, None)
+            claim.lose({tp: claim.terms[tp] for tp in taken if tp in claim.terms})
 
     # -- whose the rows are
 
@@ -193,23 +207,6 @@ class Locks:
             by = taken_by(self.opened(), self.claim.group)
             self.claim.lose(by=by)
             raise StaleClaim(what, topic_partition=tp, found=by, expected=str(expected))
-
-    def _locked_terms(self, session: Session, planned: Terms) -> dict[TopicPartition, Term]:
-        """The terms with which this transaction begins and ends, now that nobody else can take the partitions."""
-        # The claim may have given some back since it planned. To take them anew it needs their locks, so what its terms
-        # say is as fresh as the rows (decision 0090).
-        claim, partitions = self.claim, self.partitions
-        if not claim.is_member:
-            terms = claim.new_terms(partitions)
-        else:
-            if taken := [tp for tp in partitions if (row := self.rows.get(tp)) is None or row.token != claim.token]:
-                owner = session.group(claim.group)
-                self.check_token(None if owner is None else owner.token, None)
-                claim.lose({tp: claim.terms[tp] for tp in taken if tp in claim.terms})
-            terms = claim.terms
-        if lost := [tp for tp in partitions if tp not in terms or planned.get(tp, terms[tp]) is not terms[tp]]:
-            raise self.lost(lost)
-        return {tp: terms[tp] for tp in partitions}
 
     def lost(self, partitions: Sequence[TopicPartition]) -> PartitionLost:
         """The error of a member of a fleet that does not have these partitions."""
@@ -243,9 +240,7 @@ class Locks:
 
     # -- what may be advanced
 
-    def wanted(
-        self, ranges: Mapping[TopicPartition, OffsetRange], advanced: Collection[TopicPartition]
-    ) -> dict[TopicPartition, OffsetRange]:
+    def wanted(self, ranges: Ranges, advanced: Collection[TopicPartition]) -> dict[TopicPartition, OffsetRange]:
         """The ranges to advance by, in order.
 
         :param advanced: partitions that were advanced already.
@@ -275,3 +270,23 @@ class Locks:
                     expected=str(decision.remaining),
                 )
         return {tp: ranges[tp] for tp in sorted(ranges)}
+
+    # -- what the ranges pass
+
+    def settle_passed(
+        self, session: Session, ranges: Ranges, gone: Collection[tuple[TopicPartition, int]] = ()
+    ) -> None:
+        """Supersede the letters in the ranges, except those of records that are gone; delete the attempts in them.
+
+        Letters below the ranges' ends are overtaken, unless later records of their keys wait.
+        """
+        claim, terms = self.claim, self.terms
+        letters = {tp: range_ for tp, range_ in ranges.items() if terms[tp].letter >= range_.from_}
+        below = {tp: range_ for tp, range_ in ranges.items() if terms[tp].sequence != NONE and range_}
+        if self.is_in_sequence:
+            below = {}
+        if letters or below:
+            session.pass_letters(claim.group, letters, below, actor=claim.owner, gone=gone)
+        if failures := {tp: range_ for tp, range_ in ranges.items() if terms[tp].failure >= range_.from_}:
+            session.pass_failures(claim.group, failures)
+        self.settled = ranges

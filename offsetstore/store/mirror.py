@@ -23,7 +23,7 @@ from offsetstore.protocol.database import HistoryEvent, Session
 from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.ports import BrokerOffsets
-from offsetstore.protocol.stamp import Stamp
+from offsetstore.protocol.store_facts import Stamp
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.background import Background
 from offsetstore.runtime.functions import call, without_frames

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from offsetstore.errors import AdvanceMismatch, PartitionLost, StaleClaim
-from offsetstore.offsets import OffsetRange, Token, TopicPartition
+from offsetstore.offsets import Ranges, Token, TopicPartition
 from offsetstore.protocol.database import Session
-from offsetstore.protocol.metadata import Text, dump, format_of, load
+from offsetstore.protocol.metadata import Keep, Text, dump, format_of, load
 from offsetstore.protocol.replay import Outcome
 from offsetstore.store.identity import taken_by
 from offsetstore.store.locking import Locks
@@ -72,14 +72,19 @@ class Notes:
             raise StaleClaim("the row changed although it was locked", topic_partition=tp, found="another token")
         self._written.add(tp)
 
-    def writable(self, wanted: Mapping[TopicPartition, OffsetRange]) -> Collection[TopicPartition]:
-        """The partitions whose metadata may be written."""
-        # The metadata of a partition whose range was stored before belong to a later offset.
-        decisions = self._locks.decisions
-        stored = {tp for tp, decision in decisions.items() if decision.outcome is Outcome.SKIP and decision.is_stored}
-        return wanted.keys() - stored if stored else wanted.keys()
+    def at_advance(self, wanted: Ranges, value: object | Keep) -> dict[TopicPartition, Text]:
+        """The texts that `Transaction.advance` writes: one value for all, else what the claim stores."""
+        partitions = self._writable(wanted)
+        given = {} if isinstance(value, Keep) else dump(self._locks.claim.formats, partitions, value)
+        return self.texts(partitions, given)
 
-    def at_advance(
+    def at_finish(self, wanted: Ranges, texts: Mapping[TopicPartition, Text]) -> dict[TopicPartition, Text]:
+        """The texts that `Transaction.finish` writes: the given ones where nothing was written, else the claim's."""
+        partitions = self._writable(wanted)
+        given = {tp: text for tp, text in texts.items() if tp in partitions and tp not in self._written}
+        return self.texts(partitions, given)
+
+    def texts(
         self, partitions: Collection[TopicPartition], given: Mapping[TopicPartition, Text]
     ) -> dict[TopicPartition, Text]:
         """The texts that an advance of these partitions writes: the given ones, else what the claim stores.
@@ -91,8 +96,12 @@ class Notes:
         self.used |= stored
         return {**{tp: kept.text for tp, kept in stored.items() if tp not in self._written}, **given}
 
-    def not_written(self, texts: Mapping[TopicPartition, Text]) -> dict[TopicPartition, Text]:
-        return {tp: text for tp, text in texts.items() if tp not in self._written}
+    def _writable(self, wanted: Ranges) -> Collection[TopicPartition]:
+        """The partitions whose metadata may be written."""
+        # The metadata of a partition whose range was stored before belong to a later offset.
+        decisions = self._locks.decisions
+        stored = {tp for tp, decision in decisions.items() if decision.outcome is Outcome.SKIP and decision.is_stored}
+        return wanted.keys() - stored if stored else wanted.keys()
 
 
 def read_own(

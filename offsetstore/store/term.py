@@ -17,7 +17,7 @@ from offsetstore.protocol.database import Session
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.metadata import Text
 
-_NONE: Final = -1
+NONE: Final = -1
 # One lock for all terms: a term is pickled with a `TaskClaim`, and a lock can't be.
 _changing: Final = threading.Lock()
 
@@ -47,9 +47,9 @@ class Term:
     """
 
     metadata: Text = None
-    letter: int = _NONE
-    failure: int = _NONE
-    sequence: int = _NONE
+    letter: int = NONE
+    failure: int = NONE
+    sequence: int = NONE
     position: Position | None = None
     next: ForNextAdvance | None = None
     has_row: bool = True
@@ -57,7 +57,7 @@ class Term:
     @property
     def has_failure(self) -> bool:
         """Whether there is a failed attempt at a record that is still to be read."""
-        return self.failure != _NONE
+        return self.failure != NONE
 
     def store(self, text: Text) -> None:
         with _changing:
@@ -79,11 +79,11 @@ class Term:
     def passed(self, range_: OffsetRange, *, in_sequence: bool = False) -> None:
         """Forget letters and attempts below the range's end, once that is committed."""
         if self.letter < range_.until:
-            self.letter = _NONE
+            self.letter = NONE
         if self.failure < range_.until:
-            self.failure = _NONE
+            self.failure = NONE
         if not in_sequence and self.sequence < range_.until:
-            self.sequence = _NONE
+            self.sequence = NONE
 
 
 Terms: TypeAlias = Mapping[TopicPartition, Term]
@@ -96,9 +96,9 @@ def begin(
     letters, sequences = session.open_letters(group)
     failures: dict[TopicPartition, int] = {}
     for tp, offset in session.failures(group):
-        failures[tp] = max(offset, failures.get(tp, _NONE))
+        failures[tp] = max(offset, failures.get(tp, NONE))
     return {
-        tp: Term(metadata.get(tp), letters.get(tp, _NONE), failures.get(tp, _NONE), sequences.get(tp, _NONE))
+        tp: Term(metadata.get(tp), letters.get(tp, NONE), failures.get(tp, NONE), sequences.get(tp, NONE))
         for tp in partitions
     }
 
@@ -119,27 +119,3 @@ def unmarked(terms: Terms) -> dict[TopicPartition, OffsetRange]:
 
 def may_have_letters(terms: Terms, ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
     return any(tp in terms and terms[tp].letter >= range_.from_ for tp, range_ in ranges.items())
-
-
-def settle_passed(
-    session: Session,
-    group: str,
-    terms: Terms,
-    ranges: Mapping[TopicPartition, OffsetRange],
-    *,
-    actor: str,
-    gone: Collection[tuple[TopicPartition, int]] = (),
-    in_sequence: bool = False,
-) -> None:
-    """Supersede the letters in the ranges, except those of records that are gone; delete the attempts below their ends.
-
-    :param in_sequence: whether later records of letters' keys wait; otherwise the letters below are overtaken.
-    """
-    letters = {tp: range_ for tp, range_ in ranges.items() if terms[tp].letter >= range_.from_}
-    below = (
-        {} if in_sequence else {tp: range_ for tp, range_ in ranges.items() if range_ and terms[tp].sequence != _NONE}
-    )
-    if letters or below:
-        session.pass_letters(group, letters, below, actor=actor, gone=gone)
-    if failures := {tp: range_ for tp, range_ in ranges.items() if terms[tp].failure >= range_.from_}:
-        session.pass_failures(group, failures)

@@ -4,8 +4,8 @@ Inside it the order is fixed: `lock` the partitions (which decides what remains 
 `advance`; the engine calls `finish` or `touch` in its place. Leaving the block commits. If a row has another claim's
 token, a range begins above the stored offset, or a lock can't be acquired, nothing is written.
 
-That is the core. What a transaction may carry beside results are parts, each with a class of its own: `Marks`, `Notes`
-(metadata), `Letters`, and `Outgoing` (records for the outbox). Each asks `Locks` whether it may write.
+That is the core. What a transaction may carry beside results are parts: `Marks`, `Notes` (metadata), `Letters`, and
+records for the outbox. Each asks `Locks` whether it may write, and is made when it is first asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from offsetstore.errors import (
     ConnectionLost,
@@ -30,26 +30,28 @@ from offsetstore.errors import (
     Unadvanced,
     UnexpectedCommit,
 )
-from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.offsets import Ranges, TopicPartition
 from offsetstore.protocol.arguments import check_seconds
 from offsetstore.protocol.database import Advance, Savepoints, Session
 from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.letters import Payload
-from offsetstore.protocol.marking import Marking, check_marking
-from offsetstore.protocol.metadata import KEEP, Keep, Text, dump
+from offsetstore.protocol.marking import MARKINGS, Marking, unknown_marking
+from offsetstore.protocol.metadata import KEEP, Keep, Text
 from offsetstore.protocol.outbox import OutboxRecord, outbox_record
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import without_frames
 from offsetstore.runtime.process import is_own
-from offsetstore.store.carried import Letters, Outgoing
+from offsetstore.store.carried import Letters, put_into_outbox
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.locking import Locks
 from offsetstore.store.marks import Marks
 from offsetstore.store.notes import Notes
 from offsetstore.store.sessions import Connected
-from offsetstore.store.term import Terms, settle_passed
+from offsetstore.store.term import Terms
 from offsetstore.store.unknown_commit import Advanced, resolve_commit
+
+_ENDED: Final = "a COMMIT or ROLLBACK inside the transaction ended it, or undid its advance"
 
 
 class _Latest(threading.local):
@@ -67,7 +69,8 @@ class Transaction:
     def __init__(
         self, store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = None, marking: Marking = "automatic"
     ) -> None:
-        check_marking(marking)
+        if marking not in MARKINGS:
+            raise unknown_marking(marking)
         if lock_timeout is not None:
             check_seconds("lock_timeout", lock_timeout, or_zero=True)
         claim.require_log()
@@ -82,14 +85,11 @@ class Transaction:
         self._pid = os.getpid()
         self._was_used = False
         self._is_trial = False
-        self._is_in_sequence = False
         self._advanced: set[TopicPartition] = set()
-        self._settled: Mapping[TopicPartition, OffsetRange] = {}
         self._locks = Locks(claim, is_manual=marking == "manual")
-        self._notes = Notes(self._locks)
-        self._outgoing = Outgoing(self._locks)
-        self.marks = Marks(self._locks)
-        self.letters = Letters(self._locks)
+        self._notes: Notes | None = None
+        self._marks: Marks | None = None
+        self._letters: Letters | None = None
 
     # -- the block begins
 
@@ -115,7 +115,7 @@ class Transaction:
 
     def lock(
         self,
-        ranges: Mapping[TopicPartition, OffsetRange],
+        ranges: Ranges,
         *,
         terms: Terms | None = None,
         gone: Collection[tuple[TopicPartition, int]] = (),
@@ -145,11 +145,11 @@ class Transaction:
         session = locks.outside_savepoint("tx.lock")
         if locks.is_locked or locks.error is not None:
             raise LockedTwice("tx.lock was called a second time")
+        locks.is_in_sequence = in_sequence
         try:
-            self._is_in_sequence = in_sequence
-            locks.lock(ranges, terms or {})
+            locks.lock(session, ranges, terms or {})
             if not locks.is_manual:  # else the ranges are only delivered: the marks tell how much is stored
-                self._settle_ahead(session, locks.remaining, gone)
+                locks.settle_passed(session, locks.remaining, gone)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
             locks.is_locked = False  # the rows may have been locked, and then a letter was not free
@@ -160,17 +160,6 @@ class Transaction:
             locks.error = error
             raise
         return dict(locks.decisions)
-
-    def _settle_ahead(
-        self,
-        session: Session,
-        ranges: Mapping[TopicPartition, OffsetRange],
-        gone: Collection[tuple[TopicPartition, int]] = (),
-    ) -> None:
-        """Settle what the database knows of the records that this transaction stores: letters and failed attempts."""
-        claim, terms, waits = self._claim, self._locks.terms, self._is_in_sequence
-        settle_passed(session, claim.group, terms, ranges, actor=claim.owner, gone=gone, in_sequence=waits)
-        self._settled = ranges
 
     # -- write
 
@@ -189,7 +178,7 @@ class Transaction:
         return session.connection
 
     @property
-    def ranges(self) -> Mapping[TopicPartition, OffsetRange]:
+    def ranges(self) -> Ranges:
         """What remains to be written of each partition that has any, in order of (topic, partition).
 
         :raises LockFirst: before `lock`.
@@ -197,17 +186,35 @@ class Transaction:
         self._locks.locked("tx.ranges")
         return self._locks.remaining
 
+    @property
+    def notes(self) -> Notes:
+        """The metadata that it reads and writes."""
+        self._notes = self._notes or Notes(self._locks)
+        return self._notes
+
+    @property
+    def marks(self) -> Marks:
+        """The offsets, batches and turns that it marks."""
+        self._marks = self._marks or Marks(self._locks)
+        return self._marks
+
+    @property
+    def letters(self) -> Letters:
+        """The dead letters that it writes and replays."""
+        self._letters = self._letters or Letters(self._locks)
+        return self._letters
+
     def mark(self, tp: TopicPartition, next_offset: int, *, metadata: object | Keep = KEEP) -> None:
         """Store this offset when the block ends: see `Work.mark`."""
         self.marks.mark(tp, next_offset, metadata=metadata)
 
     def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
         """The partition's metadata: see `Work.metadata`."""
-        return self._notes.read(tp, cache=cache)
+        return self.notes.read(tp, cache=cache)
 
     def write_metadata(self, tp: TopicPartition, value: object) -> None:
         """Write metadata; an `advance` in this transaction keeps it: see `Work.write_metadata`."""
-        self._notes.write(tp, value)
+        self.notes.write(tp, value)
 
     def dead_letter(
         self, tp: TopicPartition, offset: int, reason: str, *, code: str | None = None, payload: Payload | None = None
@@ -223,15 +230,15 @@ class Transaction:
         headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] = (),
     ) -> None:
         """Put a record into the outbox: see `Work.produce`."""
-        self._outgoing.write([outbox_record(topic, key, value, headers)])
+        put_into_outbox(self._locks, [outbox_record(topic, key, value, headers)])
 
     def produce_all(self, records: Iterable[OutboxRecord]) -> int:
         """Put records into the outbox: see `Work.produce_all`."""
-        return self._outgoing.write([outbox_record(*record) for record in records])
+        return put_into_outbox(self._locks, [outbox_record(*record) for record in records])
 
     # -- advance
 
-    def advance(self, ranges: Mapping[TopicPartition, OffsetRange], *, metadata: object | Keep = KEEP) -> None:
+    def advance(self, ranges: Ranges, *, metadata: object | Keep = KEEP) -> None:
         """Move the stored offsets to the ranges' ends, in one statement, with the results.
 
         :param ranges: exactly `Decision.remaining` for each partition, as `lock` returned it.
@@ -245,17 +252,10 @@ class Transaction:
         if self._locks.is_manual:
             raise ProtocolMisuse('tx.advance was called with marking="manual"', next_step="Call tx.mark.")
         session = self._locks.locked("tx.advance")
-        wanted, notes = self._locks.wanted(ranges, self._advanced), self._notes
-        writable = notes.writable(wanted)
-        given = {} if isinstance(metadata, Keep) else dump(self._claim.formats, writable, metadata)
-        texts = notes.at_advance(writable, given)
-        failpoints.reach("before_advance")
-        if wanted:
-            self._check_moved(session.advance(self._move(wanted, texts)), wanted)
+        wanted = self._locks.wanted(ranges, self._advanced)
+        self._move(session, wanted, self.notes.at_advance(wanted, metadata))
 
-    def finish(
-        self, ranges: Mapping[TopicPartition, OffsetRange], metadata: Mapping[TopicPartition, Text] | None = None
-    ) -> None:
+    def finish(self, ranges: Ranges, metadata: Mapping[TopicPartition, Text] | None = None) -> None:
         """Do `advance` and `check_deferred`, and check that the transaction is whole, in one round trip.
 
         Nothing may be written after it, so call it only where no other code follows. With manual marking it stores the
@@ -264,21 +264,23 @@ class Transaction:
         :param metadata: the new text of each partition that gets one, except where `write_metadata` was called.
         :raises AdvanceMismatch, StaleClaim, RowsRefused, UnexpectedCommit: as those two, and the block's end, do.
         """
-        session = self._locks.locked("tx.finish")
-        wanted, notes = self._locks.wanted(ranges, self._advanced), self._notes
-        if self._locks.is_manual and metadata:
+        locks, session = self._locks, self._locks.locked("tx.finish")
+        wanted = locks.wanted(ranges, self._advanced)
+        if not locks.is_manual:
+            # Most jobs keep no metadata, and need no `Notes`.
+            is_plain = not metadata and all(term.next is None for term in locks.terms.values())
+            texts = {} if is_plain else self.notes.at_finish(wanted, metadata or {})
+            self._move(session, wanted, texts, is_last=True)
+        elif metadata:
             raise ProtocolMisuse("tx.finish was given metadata with manual marking", next_step="Give it to tx.mark.")
-        if self._locks.is_manual:
+        else:
             self._store_marks(session)
-            return
-        writable = notes.writable(wanted)
-        given = notes.not_written({tp: text for tp, text in (metadata or {}).items() if tp in writable})
-        self._move_all(session, wanted, notes.at_advance(writable, given))
 
     def touch(self) -> None:
         """As `finish`, if nothing remains of any range: the rows don't move, but show whether this was committed."""
         session = self._locks.locked("tx.touch")
-        self._move_all(session, {tp: decision.remaining for tp, decision in self._locks.decisions.items()}, {})
+        ranges = {tp: decision.remaining for tp, decision in self._locks.decisions.items()}
+        self._move(session, ranges, {}, is_last=True)
 
     def check_deferred(self) -> None:
         """Check deferred constraints now: at COMMIT, a refusal has to be told from a lost answer (decision 0020).
@@ -303,33 +305,30 @@ class Transaction:
 
     def _store_marks(self, session: Session) -> None:
         ranges = self.marks.ranges()
-        self._settle_ahead(session, ranges)
-        self._move_all(session, ranges, self._notes.at_advance(self.marks.offsets, self.marks.texts))
+        self._locks.settle_passed(session, ranges)
+        self._move(session, ranges, self.notes.texts(self.marks.offsets, self.marks.texts), is_last=True)
 
-    def _move_all(
-        self, session: Session, wanted: Mapping[TopicPartition, OffsetRange], texts: Mapping[TopicPartition, Text]
+    def _move(
+        self, session: Session, ranges: Ranges, texts: Mapping[TopicPartition, Text], *, is_last: bool = False
     ) -> None:
+        """Move the rows to the ranges' ends. Where COMMIT is next, deferred constraints are checked, and the whole."""
         failpoints.reach("before_advance")
-        moved, is_whole = session.finish(self._move(wanted, texts))
-        self._check_moved(moved, wanted)
-        self._check_whole(is_whole=is_whole)
-        self._locks.is_finished = True
-
-    def _move(self, wanted: Mapping[TopicPartition, OffsetRange], texts: Mapping[TopicPartition, Text]) -> Advance:
-        return Advance(self._claim.group, self._claim.token, wanted, texts, self._id)
-
-    def _check_moved(self, moved: int, wanted: Mapping[TopicPartition, OffsetRange]) -> None:
-        if moved != len(wanted):
+        advance = Advance(self._claim.group, self._claim.token, ranges, texts, self._id)
+        if is_last:
+            moved, is_whole = session.finish(advance)
+        else:  # whether it is whole is asked at the end of the block
+            moved, is_whole = session.advance(advance) if ranges else 0, True
+        if moved != len(ranges):
             raise StaleClaim(
                 "the stored offsets changed although they were locked",
                 found=f"{moved} unchanged rows",
-                expected=f"{len(wanted)}",
+                expected=f"{len(ranges)}",
             )
-        self._advanced.update(wanted)
-
-    def _check_whole(self, *, is_whole: bool) -> None:
+        self._advanced.update(ranges)
         if not is_whole:
-            raise UnexpectedCommit("a COMMIT or ROLLBACK inside the transaction ended it, or undid its advance")
+            raise UnexpectedCommit(_ENDED)
+        if is_last:
+            self._locks.is_finished = True
 
     # -- the block ends: commit, or nothing
 
@@ -368,8 +367,8 @@ class Transaction:
         if locks.is_manual and locks.decisions and not locks.is_finished:
             self._store_marks(session)
         # A COMMIT in the user's SQL, or a ROLLBACK TO, can't be refused: it is noticed here (decision 0007).
-        if locks.is_locked and not locks.is_finished:
-            self._check_whole(is_whole=session.is_whole())
+        if locks.is_locked and not locks.is_finished and not session.is_whole():
+            raise UnexpectedCommit(_ENDED)
         for tp, decision in locks.decisions.items():
             if decision.outcome is not Outcome.SKIP and tp not in self._advanced:
                 raise Unadvanced(f"the transaction ends without advancing {decision.remaining}", topic_partition=tp)
@@ -399,7 +398,7 @@ class Transaction:
             locked=tuple(locks.partitions),
             wrote=locks.has_written,
             makes_rows=locks.makes_rows,
-            mark=self.marks.batch,
+            mark=None if self._marks is None else self._marks.batch,
         )
         moved = partial(locks.let_go, self._advanced)
         happened: bool | None = None
@@ -419,11 +418,11 @@ class Transaction:
         terms = self._locks.terms
         for term in terms.values():
             term.has_row = True
-        for tp, used in self._notes.used.items():
+        for tp, used in self._notes.used.items() if self._notes is not None else ():
             terms[tp].forget(used)
-        for tp, range_ in self._settled.items():
-            terms[tp].passed(range_, in_sequence=self._is_in_sequence)
-        for tp, offset in self.letters.sequences:
+        for tp, range_ in self._locks.settled.items():
+            terms[tp].passed(range_, in_sequence=self._locks.is_in_sequence)
+        for tp, offset in self._letters.sequences if self._letters is not None else ():
             terms[tp].note_sequence(offset)
         if self._locks.is_manual:
             for tp, position in self.marks.positions().items():

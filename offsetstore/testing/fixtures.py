@@ -23,8 +23,8 @@ from uuid import uuid4
 
 import pytest
 
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,8 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def offsetstore_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     """A PostgreSQL for the whole run; its data are removed at the end."""
-    from offsetstore.local.postgres.binaries import find_binaries  # noqa: PLC0415
-    from offsetstore.local.postgres.server import PostgresServer  # noqa: PLC0415
+    from offsetstore.local.postgres import PostgresServer, find_binaries  # noqa: PLC0415
 
     with PostgresServer(find_binaries(str(request.config.getoption(_OPTION))), durability="none") as server:
         yield server
@@ -133,7 +132,7 @@ def _drop(server: PostgresServer, names: list[str]) -> None:
 @pytest.fixture(scope="session")
 def offsetstore_kafka() -> Iterator[KafkaBroker]:
     """A Kafka broker for the whole run; its data are removed at the end."""
-    from offsetstore.local.kafka.server import KafkaBroker  # noqa: PLC0415
+    from offsetstore.local.kafka import KafkaBroker  # noqa: PLC0415
 
     with KafkaBroker() as broker:
         yield broker
@@ -171,7 +170,7 @@ def offsetstore_group() -> str:
 @pytest.fixture(scope="session")
 def offsetstore_spark() -> Iterator[SparkSession]:
     """A SparkSession for the whole run: two threads, the Kafka connector, no UI."""
-    from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf, stop_session  # noqa: PLC0415
+    from offsetstore.local.spark import local_session, quick_conf, spark_conf, stop_session  # noqa: PLC0415
 
     session = local_session("offsetstore-tests", extra_conf=quick_conf(spark_conf()))
     yield session

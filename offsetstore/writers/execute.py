@@ -16,8 +16,8 @@ from offsetstore.postgres.errors import is_of_server, is_swallowed, refusals, sw
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.protocol.arguments import as_offset
 from offsetstore.protocol.letters import Payload, check_reject
+from offsetstore.protocol.ports import Work
 from offsetstore.protocol.retries import may_pass
-from offsetstore.protocol.work import Work
 from offsetstore.runtime.functions import as_texts, call, chain, tells_of_outage
 from offsetstore.writers.arrow.batches import Stream, drop_kafka
 
@@ -130,7 +130,7 @@ class _Rejecting:
         code: str | None = None,
         payload: Payload | None = None,  # noqa: ARG002 - the sink has the record itself
     ) -> None:
-        """See `offsetstore.protocol.work.Work`."""
+        """See `offsetstore.protocol.ports.Work`."""
         check_reject(tp, reason, code)
         record = tp, as_offset("offset", offset)
         self.reasons[record] = reason

@@ -1,15 +1,15 @@
-"""`Append` inserts every row as a new one; `Upsert` merges one row per key with what is stored.
+"""A writer with one table: it matches the rows' columns with the table's, and checks rows before COPY.
 
-Both write to one table, found by its name, and check rows before COPY (`IntoTable`). Where row-level security applies
-to the role, PostgreSQL refuses COPY into the table: there the rows are copied to a temporary table, and inserted from
-that.
+`Append`, which inserts every row as a new one, is here; `Upsert` is in `offsetstore/writers/upsert.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from operator import attrgetter
 
 import psycopg
@@ -17,18 +17,14 @@ import pyarrow as pa
 from psycopg import sql
 from sqlalchemy import Connection, Table
 
-from offsetstore.errors import KafkaColumnsMissing, RowsRefused
+from offsetstore.errors import ColumnMismatch, MissingPrivilege, RowsRefused
 from offsetstore.postgres.errors import before_rows, null_refused, refusals
-from offsetstore.protocol.work import Work
-from offsetstore.writers.arrow.batches import (
-    KAFKA,
-    Stream,
-    coordinate_matches,
-    drop_kafka,
-    flatten_kafka,
-    without_kafka,
-)
+from offsetstore.protocol.letters import REJECT
+from offsetstore.protocol.ports import Work
+from offsetstore.writers.arrow.batches import Stream, drop_kafka, without_kafka
+from offsetstore.writers.arrow.casts import Match, find_cast, lossless_type
 from offsetstore.writers.arrow.copying import (
+    Encoding,
     copy_batches,
     create_temporary,
     driver_connection,
@@ -37,23 +33,22 @@ from offsetstore.writers.arrow.copying import (
     locked_target,
     temporary_name,
 )
-from offsetstore.writers.arrow.encoding import Encoding
+from offsetstore.writers.arrow.kinds import plain, replacement, unknown
 from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.arrow.values import null_rows
-from offsetstore.writers.table import merging
-from offsetstore.writers.table.catalogue import TableName, Target, check_rights, locate, read_target, read_unique_keys
-from offsetstore.writers.table.conversions import RowMaker
-from offsetstore.writers.table.matching import Match, match_columns
-from offsetstore.writers.table.roles import Roles
+from offsetstore.writers.table.catalogue import Column, TableName, Target, check_rights, locate, read_target
+from offsetstore.writers.table.conversions import RowMaker, conversion
 
 
 class IntoTable(ABC):
     """Writes rows to one table.
 
-    ``words``: the API in which errors say how to convert a column, by what makes the rows.
+    ``words``: the API in which errors say how to convert a column, by what makes the rows. ``option``: the option of
+    `offsetstore grants` for the privileges on this writer's table.
     """
 
     words: RowMaker = "spark"
+    option: str
 
     def __init__(self, table: str | Table) -> None:
         self.table = TableName.parse(table)
@@ -108,12 +103,10 @@ class IntoTable(ABC):
         return [Misfit(row, found[row]) for row in sorted(found)]
 
     def _refusals(self, names: Collection[str] = (), *, copied: str | None = None) -> AbstractContextManager[None]:
-        return refusals(self.table, names, copied=copied, grants=self.table.as_option(self.option))
-
-    @property
-    @abstractmethod
-    def option(self) -> str:
-        """The option of `offsetstore grants` for the privileges on this writer's table."""
+        # A name with a dot inside can't be written as an option's value.
+        is_readable = "." not in f"{self.table.schema or ''}{self.table.name}"
+        grants = [self.option, str(self.table)] if is_readable else None
+        return refusals(self.table, names, copied=copied, grants=grants)
 
     @abstractmethod
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
@@ -163,14 +156,10 @@ class Append(IntoTable):
     """
 
     appends = True
+    option = "--append"
 
     def __repr__(self) -> str:
         return f"Append({str(self.table)!r})"
-
-    @property
-    def option(self) -> str:
-        """See `IntoTable`."""
-        return "--append"
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
         """Never: rows are not compared."""
@@ -182,7 +171,7 @@ class Append(IntoTable):
 
     def send(self, driver: psycopg.Connection, target: Target, matches: list[Match], stream: Stream) -> None:
         """See `IntoTable`."""
-        encoding, rows = self.encoding(matches, stream.schema), map(self.flat, stream)
+        encoding, rows = Encoding(self.table, matches), map(drop_kafka, stream)
         # Where policies apply, PostgreSQL refuses COPY, but not INSERT.
         if not target.has_policies:
             copy_batches(driver, self.table.identifier, encoding, rows)
@@ -206,122 +195,109 @@ class Append(IntoTable):
         return found
 
 
-class Upsert(IntoTable):
-    """Keeps one row per key in a table, and merges the rows into it.
+@dataclass(slots=True)
+class _Mismatch:
+    """Collects the columns that do not fit."""
 
-    Rows of one key that are written together are combined first, so their order does not matter. All columns that no
-    argument names are replaced together, by those of the latest row.
+    problems: list[str] = field(default_factory=list[str])
+    found: dict[str, str] = field(default_factory=dict[str, str])
+    expected: dict[str, str] = field(default_factory=dict[str, str])
+    next_steps: list[str] = field(default_factory=list[str])
 
-    :param table: as `Append` takes it.
-    :param key: the columns that identify a row; the table must have them unique. They may not be NULL.
-    :param add: columns that are added to the stored value; NULLs are ignored, and are 0 where the column is NOT NULL,
-        before any trigger. Not ``real``, which drops the 1 of 16777216 + 1. A CHECK of such a column is asked about
-        what is added, before it is added: PostgreSQL checks the row that it would insert. So write one that the sum
-        must hold as a constraint trigger.
-    :param greatest: columns that keep the greatest value; NULLs are ignored. NaN is greater than any number.
-    :param least: columns that keep the least value; as ``greatest``.
-    :param version: the column whose highest value marks the latest row, stored rows included. If two are equal, the
-        incoming row wins; NULL is the lowest. Without a version, the latest row is the one with the highest offset, and
-        it is later than the stored one, which is true while a key stays in one Kafka partition; for this, the transform
-        must keep ``_kafka``. Rows of one batch with equal versions are ordered by ``_kafka`` if it is kept, else the
-        last of them wins.
-    :raises ConfigurationError: no key, or a column with two roles.
-    """
-
-    def __init__(
-        self,
-        table: str | Table,
-        *,
-        key: Sequence[str],
-        add: Sequence[str] = (),
-        greatest: Sequence[str] = (),
-        least: Sequence[str] = (),
-        version: str | None = None,
+    def add(
+        self, name: str, problem: str, *, found: str | None = None, expected: str | None = None, next_step: str
     ) -> None:
-        super().__init__(table)
-        self.roles = Roles.parse(key, add, greatest, least, version)
+        self.problems.append(f"{name} {problem}")
+        self.next_steps.append(next_step)
+        if found is not None:
+            self.found[name] = found
+        if expected is not None:
+            self.expected[name] = expected
 
-    def __repr__(self) -> str:
-        return f"Upsert({str(self.table)!r}, key={list(self.roles.key)})"
+    def explain(self, name: str, arrow: pa.DataType, columns: Mapping[str, Column], words: RowMaker) -> None:
+        """Say why a column of the rows does not match, and what to do about it."""
+        column = columns.get(name)
+        if column is None:
+            near = _near(name, columns)
+            problem = "is not in the table" + (f" (did you mean {near}?)" if near else "")
+            step = f"Rename it to {near}." if near else f"Drop {name} in the transform, or add it to the table."
+            if name == REJECT:
+                step = "Give the sink dead_letters=DeadLetters(), which keeps the records that are rejected."
+            self.add(name, problem, found=str(arrow), next_step=step)
+        elif column.computed:
+            step = f"Drop {name} in the transform: the database generates it."
+            self.add(name, "is GENERATED ALWAYS", found=str(arrow), next_step=step)
+        elif plain(arrow) is None:
+            problem = f"has a type that offsetstore does not write to tables, {unknown(arrow)}"
+            step = f"Convert {unknown(arrow)} to {replacement(arrow)} in the transform"
+            step += f": batch.column({name!r}).storage." if isinstance(arrow, pa.BaseExtensionType) else "."
+            self.add(name, problem, found=str(arrow), expected=column.type_name, next_step=step)
+        elif instead := lossless_type(column):
+            problem = f"is {column.type_name} in the table, which can change values without an error"
+            step = f"Change {name} to {instead} in the table."
+            self.add(name, problem, found=str(arrow), expected=instead, next_step=step)
+        else:
+            step = str(conversion(name, arrow, column, words))
+            self.add(name, "has another type", found=str(arrow), expected=column.type_name, next_step=step)
 
-    @property
-    def replaces_in_order(self) -> bool:
-        """Whether rows replace stored rows as later ones by their order in Kafka, if they replace any columns."""
-        return self.roles.version is None
-
-    @property
-    def option(self) -> str:
-        """See `IntoTable`."""
-        return "--upsert"
-
-    def uses_kafka_column(self, schema: pa.Schema) -> bool:
-        """Whether columns are replaced: the latest row does so, and the offset decides between equal versions."""
-        return bool(self.roles.replaced(without_kafka(schema).names))
-
-    def rights(self, target: Target, names: Sequence[str]) -> list[str]:  # noqa: ARG002 - Append's
-        """See `IntoTable`."""
-        update = ["UPDATE"] if set(names) - set(self.roles.key) else []
-        return ["INSERT", *update, "SELECT", "TEMPORARY"]
-
-    def send(self, driver: psycopg.Connection, target: Target, matches: list[Match], stream: Stream) -> None:
-        """See `IntoTable`."""
-        temporary, names = temporary_name(), [match.column.name for match in matches]
-        merge = merging.merge(temporary, self.table, self.roles, names, target.columns)
-        create_temporary(driver, temporary, self.table, names, [merging.no_coordinates()], target=target, move=merge)
-        copy_batches(driver, temporary, self.encoding(matches, stream.schema), map(self._keyed, stream))
-        driver.execute(merge)
-
-    def with_nulls(
-        self,
-        found: dict[int, RowsRefused],
-        driver: psycopg.Connection,  # noqa: ARG002 - Append's
-        matches: list[Match],  # noqa: ARG002 - Append's
-        rows: pa.RecordBatch,
-    ) -> dict[int, RowsRefused]:
-        """See `IntoTable`: rows with NULL in the key; elsewhere, a trigger or a later row of the key may replace it."""
-        keyless: dict[int, RowsRefused] = {}
-        for name in self.roles.key:
-            keyless = dict.fromkeys(null_rows(rows, name), self._null_in_key(name, 1)) | keyless
-        return found | keyless
-
-    def check_order(self, schema: pa.Schema) -> None:
-        """See `IntoTable`."""
-        if self.roles.version is None and self.uses_kafka_column(schema) and KAFKA not in schema.names:
-            replaced = ", ".join(self.roles.replaced(schema.names))
-            raise KafkaColumnsMissing(
-                f"the Upsert into {self.table} replaces {replaced} by the latest row, but has nothing to order rows by",
-                found=", ".join(schema.names),
-                expected=KAFKA,
-                next_step=f'Give version="...", or keep the column {KAFKA} in what transform returns.',
-            )
-
-    def match(self, driver: psycopg.Connection, target: Target, schema: pa.Schema) -> list[Match]:
-        """Match the columns, and check each one's role and the key."""
-        matches = super().match(driver, target, schema)
-        self.roles.check(without_kafka(schema).names, target.columns, self.table)
-        self.roles.check_key(read_unique_keys(driver, self.table), self.table)
-        return matches
-
-    def encoding(self, matches: list[Match], schema: pa.Schema) -> Encoding:
-        """See `IntoTable`; the coordinates are copied too, if there are any."""
-        return Encoding(self.table, [*matches, *(coordinate_matches() if KAFKA in schema.names else ())])
-
-    def flat(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """See `IntoTable`."""
-        return flatten_kafka(batch) if KAFKA in batch.schema.names else batch
-
-    def _keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        flat = self.flat(batch)
-        # A NULL equals nothing, not even itself: such rows would pile up in the table.
-        for name in self.roles.key:
-            if count := flat.column(name).null_count:
-                raise self._null_in_key(name, count)
-        return flat
-
-    def _null_in_key(self, name: str, count: int) -> RowsRefused:
-        return RowsRefused(
-            f"at least {count} rows have NULL in {name}, part of the key of the Upsert into {self.table}",
-            table=str(self.table),
-            column=name,
-            next_step="Filter such rows, or fill them, in the transform.",
+    def error(self, table: TableName) -> ColumnMismatch:
+        return ColumnMismatch(
+            f"the rows do not fit the table {table}: {', '.join(self.problems)}",
+            found=self.found or None,
+            expected=self.expected or None,
+            next_step=" ".join(dict.fromkeys(self.next_steps)),
         )
+
+
+def match_columns(
+    schema: pa.Schema, columns: Mapping[str, Column], table: TableName, words: RowMaker = "spark"
+) -> list[Match]:
+    """Match the rows' columns, in their order, with the table's.
+
+    :param words: the API in which the error says how to convert a column.
+    :raises ColumnMismatch: the two don't fit; the error names all such columns.
+    :raises MissingPrivilege: the default of another column takes from a sequence that the role may not use.
+    """
+    if not schema.names:
+        raise ColumnMismatch(
+            f"the rows have no columns to write to {table}",
+            expected=f"columns of {', '.join(columns)}",
+            next_step="Check what transform returns.",
+        )
+    matches: list[Match] = []
+    mismatch = _Mismatch()
+    for name, arrow in zip(schema.names, schema.types, strict=True):
+        column = columns.get(name)
+        if column is not None and not column.computed and (cast := find_cast(arrow, column)) is not None:
+            matches.append(Match(column, cast))
+        else:
+            mismatch.explain(name, arrow, columns, words)
+    for name in sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        mismatch.add(name, "appears more than once", next_step="Keep each column once.")
+    for column in columns.values():
+        is_needed = column.not_null and not column.has_default and not column.computed
+        if is_needed and column.name not in schema.names:
+            mismatch.add(
+                column.name,
+                "is missing, but is NOT NULL without a default in the table",
+                expected=column.type_name,
+                next_step=f"Add {column.name} in the transform, or give it a default in the table.",
+            )
+    if mismatch.problems:
+        raise mismatch.error(table)
+    if denied := {
+        column.name: column.denied for column in columns.values() if column.denied and column.name not in schema.names
+    }:
+        raise MissingPrivilege(
+            f"the role may not use the sequences of {table}; nothing was written",
+            found="; ".join(f"no USAGE on {sequence}, the default of {name}" for name, sequence in denied.items()),
+        )
+    return matches
+
+
+def _near(name: str, columns: Iterable[str]) -> str | None:
+    """Guess the name that was meant."""
+    names = list(columns)
+    # First in another case, since Spark ignores case.
+    same = [other for other in names if other.casefold() == name.casefold()]
+    return (same or get_close_matches(name, names, n=1) or [None])[0]

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused
 from offsetstore.protocol.letters import REJECT
 from offsetstore.protocol.outbox import TOPIC_NAMES, OutboxRecord, is_header_name, is_topic
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.writers.arrow.batches import KAFKA, Stream, as_bytes, has_headers, without_kafka
 from offsetstore.writers.arrow.misfits import Misfit
 

@@ -32,10 +32,8 @@ from offsetstore.operations.home import set_identity
 from offsetstore.operations.people import people
 from offsetstore.operations.stored_letters import LetterFilter
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
-from offsetstore.protocol.policy import StartPolicy
-from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.protocol.starting import Reason
-from offsetstore.protocol.store_facts import StoreIdentity
+from offsetstore.protocol.starting import Reason, StartPolicy
+from offsetstore.protocol.store_facts import Stamp, StoreIdentity, digest
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import replaced_since
 from offsetstore.testing.broker import StaticBroker

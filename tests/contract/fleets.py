@@ -33,11 +33,10 @@ from offsetstore.processing.plan import BatchMetadata, DeliveryPlan
 from offsetstore.processing.unit import Unit, commit
 from offsetstore.protocol.letters import SEQUENCE_BYTES, LetterError, NewLetter, Payload
 from offsetstore.protocol.marking import Marking
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision
 from offsetstore.protocol.retries import Retries
-from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.protocol.starting import Reason
+from offsetstore.protocol.starting import Reason, StartPolicy
+from offsetstore.protocol.store_facts import Stamp, digest
 from offsetstore.store import acquire, fleet, heartbeat
 from offsetstore.store.claim import Claim, ClaimRequest
 from offsetstore.store.fleet import Member, join

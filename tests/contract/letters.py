@@ -42,8 +42,8 @@ from offsetstore.protocol.letters import (
     Payload,
     digest,
 )
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Timeouts
+from offsetstore.protocol.starting import StartPolicy
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
 from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts

@@ -22,8 +22,8 @@ from offsetstore.errors import (
 )
 from offsetstore.offset_store import resolve_starting_offsets
 from offsetstore.offsets import EpochPair, OffsetRange, StoredOffset, TopicLog, TopicPartition, Watermarks
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries
+from offsetstore.protocol.starting import StartPolicy
 from offsetstore.store import acquire, log_watch, sessions
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading

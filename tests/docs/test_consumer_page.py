@@ -18,7 +18,7 @@ from offsetstore.cli.consume_process import FINAL
 from offsetstore.consumer.consumer import checked_settings
 from offsetstore.consumer.records import ConsumedRecord, batch_of
 from offsetstore.errors import ConfigurationError, ExitCode
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.letters import Payload
 from offsetstore.testing.fixtures import NewTopic

@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess
 from tests.support.examples import environment_of_spark

@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import Engine
 
 from offsetstore import OffsetStore
-from offsetstore.local.postgres.binaries import find_binaries
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer, find_binaries
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from tests.support.authorized import Authorized

@@ -24,8 +24,7 @@ from xml.etree import ElementTree as ET
 import click
 
 from offsetstore.errors import OffsetStoreError
-from offsetstore.local.spark.artifacts import Artifact, JarSet
-from offsetstore.local.spark.jars import jars
+from offsetstore.local.jars import Artifact, JarSet, jars
 from tests.matrix.cells import Cell, chosen
 from tests.support.checkout import commit_of
 

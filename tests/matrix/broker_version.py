@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from offsetstore.local.kafka import server
-from offsetstore.local.spark.artifacts import KAFKA_BROKER, Artifact, JarSet
+from offsetstore.local import kafka
+from offsetstore.local.jars import KAFKA_BROKER, Artifact, JarSet
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Replace the broker's jars for this process."""
-    setattr(server, "KAFKA_BROKER", kafka_broker(str(config.getoption("--broker-version"))))  # noqa: B010 - no assignment to a constant
+    setattr(kafka, "KAFKA_BROKER", kafka_broker(str(config.getoption("--broker-version"))))  # noqa: B010 - no assignment to a constant
 
 
 def kafka_broker(version: str) -> JarSet:

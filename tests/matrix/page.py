@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from offsetstore.local.spark.artifacts import KAFKA_VERSION
+from offsetstore.local.jars import KAFKA_VERSION
 from tests.matrix.__main__ import ROOT, RUNS, read_runs
 from tests.matrix.cells import CELLS, LEFT_OUT, TESTS, VERSIONS
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offsetstore.local.spark.artifacts import KAFKA_BROKER, KAFKA_VERSION
+from offsetstore.local.jars import KAFKA_BROKER, KAFKA_VERSION
 from tests.matrix.__main__ import ROOT, counts, names_passed
 from tests.matrix.broker_version import kafka_broker
 from tests.matrix.cells import CELLS, LEFT_OUT, TESTS, VERSIONS, chosen

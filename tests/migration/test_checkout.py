@@ -7,7 +7,7 @@ import subprocess
 import psycopg
 import pytest
 
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.local.servers import free_port
 from offsetstore.postgres.migrate import OURS
 from offsetstore.postgres.schema import HEAD

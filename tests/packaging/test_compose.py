@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 from sqlalchemy import make_url
 
-from offsetstore.demo import flights, job, job_settings
-from offsetstore.local.spark.artifacts import KAFKA_VERSION
+from offsetstore.demo import flights, job
+from offsetstore.local.jars import KAFKA_VERSION
 from tests.packaging.building import REQUIREMENTS, ROOT, pins
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
@@ -68,12 +68,12 @@ def test_the_job_and_the_host_each_get_an_address_that_kafka_advertises_to_them(
 def test_the_job_is_started_as_the_image_would_start_it_with_the_settings_that_it_reads() -> None:
     assert FLIGHTS["command"] == ["python", "-m", job.__name__]
     assert f'CMD ["python", "-m", "{job.__name__}"]' in (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert set(FLIGHTS["environment"]) == job_settings.REQUIRED
+    assert set(FLIGHTS["environment"]) == job.REQUIRED
 
 
 def test_the_tables_and_the_flights_are_there_before_the_job_starts() -> None:
     assert PRODUCE["command"] == ["python", "-m", flights.__name__]
-    assert set(PRODUCE["environment"]) == {job_settings.BOOTSTRAP}
+    assert set(PRODUCE["environment"]) == {flights.BOOTSTRAP}
     assert MIGRATE["command"] == ["offsetstore", "migrate"]
     assert PRODUCE["depends_on"]["kafka"]["condition"] == "service_healthy"
     assert MIGRATE["depends_on"]["postgres"]["condition"] == "service_healthy"

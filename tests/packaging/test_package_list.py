@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offsetstore.local.spark.artifacts import SPARK_VERSION
+from offsetstore.local.jars import SPARK_VERSION
 from tests.packaging.building import REQUIREMENTS, entries, pins
 
 ROOT = Path(__file__).parents[2]

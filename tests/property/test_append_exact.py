@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offsetstore.errors import RowsRefused
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.writers import Append
 from offsetstore.writers.arrow.values import LOSSY_TEXTS
 from tests.integration.writers.writing import Database, column, new_database

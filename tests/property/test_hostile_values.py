@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from offsetstore.errors import RowsRefused
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.writers import Append
 from tests.integration.writers.writing import Database, batch, new_database
 from tests.support.shown import shown

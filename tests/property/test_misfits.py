@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offsetstore.errors import RowsRefused
-from offsetstore.writers.arrow.casts import find_cast
-from offsetstore.writers.arrow.encoding import Encoding
+from offsetstore.writers.arrow.casts import Match, find_cast
+from offsetstore.writers.arrow.copying import Encoding
 from offsetstore.writers.table.catalogue import Column, TableName
-from offsetstore.writers.table.matching import Match
 
 LONG, INT = (-(2**63), 2**63 - 1), (-(2**31), 2**31 - 1)
 TABLE = TableName("public", "t")

@@ -18,10 +18,9 @@ from offsetstore.offsets import (
     TopicPartition,
     Watermarks,
 )
-from offsetstore.protocol.policy import OnDataLoss, OnRewound, Prefer, StartPolicy
 from offsetstore.protocol.resolver import resolve
-from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.protocol.starting import Reason
+from offsetstore.protocol.starting import OnDataLoss, OnRewound, Prefer, Reason, StartPolicy
+from offsetstore.protocol.store_facts import Stamp, digest
 
 P0 = TopicPartition("payments", 0)
 US, THEM = UUID(int=7), UUID(int=8)

@@ -21,10 +21,9 @@ from offsetstore.offsets import (
     TopicPartition,
     Watermarks,
 )
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
-from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.protocol.starting import Reason, StartingOffsets
+from offsetstore.protocol.starting import Reason, StartingOffsets, StartPolicy
+from offsetstore.protocol.store_facts import Stamp, digest
 from offsetstore.store.acquire import new_offsets
 
 TOKEN = Token(1, UUID(int=1))

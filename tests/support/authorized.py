@@ -11,7 +11,7 @@ from confluent_kafka import admin as kafka_admin
 from offsetstore import Broker
 from offsetstore.kafka.acls import Acl
 from offsetstore.kafka.requests import binding
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from tests.support.waiting import wait_until
 
 _ADMIN: Final = cast("Any", kafka_admin)  # its types are public, but not marked as exported

@@ -36,7 +36,7 @@ from offsetstore import Append, Broker, Claim, DeadLetters, Execute, OffsetStore
 from offsetstore.cli.commands import cli
 from offsetstore.monitoring import Metrics, Tracing
 from offsetstore.postgres.url import connection_parameters
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from tests.support.shown import printed, shown
 
 ROOT: Final = Path(__file__).parents[2]
@@ -241,7 +241,7 @@ def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
 
 
 def _session(directory: Path) -> SparkSession:
-    from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf  # noqa: PLC0415
+    from offsetstore.local.spark import local_session, quick_conf, spark_conf  # noqa: PLC0415
 
     (directory / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
     events = directory / "events"

@@ -26,8 +26,8 @@ from typing import Any, Self, cast
 import psutil
 from pyspark.sql import SparkSession
 
-from offsetstore.local.spark.java import QUICK
-from offsetstore.local.spark.launch import local_session, spark_conf, spark_environment, stop_session
+from offsetstore.local.java import QUICK
+from offsetstore.local.spark import local_session, spark_conf, spark_environment, stop_session
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

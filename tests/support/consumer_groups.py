@@ -8,10 +8,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.spark.artifacts import KAFKA_VERSION, Artifact, JarSet
-from offsetstore.local.spark.jars import jars
-from offsetstore.local.spark.java import QUICK
+from offsetstore.local.jars import KAFKA_VERSION, Artifact, JarSet, jars
+from offsetstore.local.java import QUICK
+from offsetstore.local.kafka import KafkaBroker
 
 # What the broker's own jars lack of Kafka's command line.
 KAFKA_TOOLS = JarSet("kafka-tools", (Artifact("org.apache.kafka", "kafka-tools", KAFKA_VERSION, transitive=False),))

@@ -20,8 +20,8 @@ from unittest.mock import patch
 from sqlalchemy import make_url
 
 from offsetstore.kafka import admin
-from offsetstore.local.spark.java import QUICK
-from offsetstore.local.spark.launch import quick_conf, spark_conf, spark_environment
+from offsetstore.local.java import QUICK
+from offsetstore.local.spark import quick_conf, spark_conf, spark_environment
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
 

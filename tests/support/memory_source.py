@@ -25,8 +25,7 @@ from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.runner import Runner, RunnerSettings, Taken
 from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges
 from offsetstore.protocol.letters import Headers, Letter, Payload, digest, rejected
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.store.term import Term, Terms
 from offsetstore.writers.arrow.misfits import finds_misfits
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore import Append, Broker, Claim, OffsetStore, Retries, TransactionalSink
-from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
+from offsetstore.local.spark import local_session, quick_conf, spark_conf
 from offsetstore.monitoring import Limits, Monitoring
 from offsetstore.runtime import failpoints
 from offsetstore.store import heartbeat

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from offsetstore import Claim
 from offsetstore.processing.plan import DeliveryPlan, commit_plan
 from offsetstore.processing.unit import UNNAMED, Decisions, Rows, Stopwatch, TransactionEnd, Unit, Written, commit
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from offsetstore import Broker, Claim, Handler, OffsetStore, TopicPartition, TransactionalSink
 from offsetstore.errors import BrokerRefused
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.sink import SparkTransform
 from tests.support.postgres import Database

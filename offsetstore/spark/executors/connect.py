@@ -23,8 +23,7 @@ from pyspark.sql import SparkSession
 from offsetstore.errors import ConfigurationError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import Token, TopicPartition
-from offsetstore.postgres.address import DatabaseAddress, Secrets, secrets_of
-from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.postgres.database import DatabaseAddress, PostgresDatabase, Secrets, secrets_of
 from offsetstore.postgres.url import VARIABLE, connection_parameters
 from offsetstore.protocol.metadata import Formats, format_of
 from offsetstore.protocol.retries import Retries, Timeouts
@@ -137,21 +136,17 @@ def _secrets() -> Secrets:
     task = TaskContext.get()
     sent = task.getLocalProperty(_PROPERTY) if task is not None else None
     if sent is not None:
-        return json.loads(Fernet(_key()).decrypt(sent))
+        if _KEY not in os.environ:
+            raise ConfigurationError(
+                "this Python worker can't decrypt the database's password",
+                found=f"no {_KEY}",
+                expected="a function that is also created inside sending_password(...)",
+            )
+        return json.loads(Fernet(os.environ[_KEY]).decrypt(sent))
     password = os.environ.get(PASSWORD_VARIABLE)
     if not password and os.environ.get(VARIABLE):
         password = connection_parameters(None).get("password")
     return {"password": password} if password else {}
-
-
-def _key() -> str:
-    if _KEY in os.environ:
-        return os.environ[_KEY]
-    raise ConfigurationError(
-        "this Python worker can't decrypt the database's password",
-        found=f"no {_KEY}",
-        expected="a function that is also created inside sending_password(...)",
-    )
 
 
 _claims: Final[WeakSet[Claim]] = WeakSet()

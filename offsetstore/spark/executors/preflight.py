@@ -60,9 +60,13 @@ def check_executors(session: SparkSession, *, timeout: float = 300.0) -> list[Py
     pythons = [python for _, python in sorted(distinct.items())]
     wrong = [(python, differs) for python in pythons if (differs := python.differs(driver.versions))]
     if wrong:
+        shown = [
+            f"on {python.host}, {python.executable} (Python {python.python}): {', '.join(differs)}"
+            for python, differs in wrong[:_SHOWN]
+        ]
         raise ExecutorEnvironment(
             f"{len(wrong)} of {len(pythons)} Pythons on the executors can't write to the database",
-            found=_described(wrong),
+            found="; ".join([*shown, *(["..."] if len(wrong) > _SHOWN else [])]),
             expected=", ".join(f"{name} {version}" for name, version in driver.versions.items()),
         )
     return pythons
@@ -160,11 +164,3 @@ def _worker_failure(error: Exception) -> str | None:
             if sign in line:
                 return line[line.index(sign) :].strip()
     return None
-
-
-def _described(wrong: Sequence[tuple[PythonOnHost, list[str]]]) -> str:
-    shown = [
-        f"on {python.host}, {python.executable} (Python {python.python}): {', '.join(differs)}"
-        for python, differs in wrong[:_SHOWN]
-    ]
-    return "; ".join([*shown, *(["..."] if len(wrong) > _SHOWN else [])])

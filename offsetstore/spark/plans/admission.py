@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from offsetstore.errors import KafkaColumnsMissing, MissingDependency, UnsupportedQuery
-from offsetstore.protocol.policy import check_reader
+from offsetstore.protocol.starting import check_reader
 from offsetstore.spark.plans import each, expression_id, is_renamed, simple_name
 
 _SOURCE = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
@@ -151,7 +151,13 @@ def _origins(plan: Any, allowed: Collection[str]) -> dict[int, str]:
         return {expression_id(column): column.name() for column in each(plan.output())}
     children = list(each(plan.children()))
     if operator == "Union":
-        return _common([(child, _origins(child, allowed)) for child in children], plan)
+        # It matches columns by position: one is the source's if it is the same one in every child.
+        of_children = [(child, _origins(child, allowed)) for child in children]
+        outputs = [[of.get(expression_id(column)) for column in each(child.output())] for child, of in of_children]
+        columns = zip(each(plan.output()), *outputs, strict=True)
+        return {
+            expression_id(column): first for column, first, *others in columns if first and {first}.issuperset(others)
+        }
     [child] = children
     origins = _origins(child, allowed)
     if operator == "Project":
@@ -159,13 +165,6 @@ def _origins(plan: Any, allowed: Collection[str]) -> dict[int, str]:
             if is_renamed(column) and (origin := origins.get(expression_id(column.child()))) is not None:
                 origins[expression_id(column)] = origin
     return origins
-
-
-def _common(children: list[tuple[Any, dict[int, str]]], union: Any) -> dict[int, str]:
-    """A union matches columns by position: one is the source's if it is the same one in every child."""
-    outputs = [[origins.get(expression_id(column)) for column in each(child.output())] for child, origins in children]
-    columns = zip(each(union.output()), *outputs, strict=True)
-    return {expression_id(column): first for column, first, *others in columns if first and {first}.issuperset(others)}
 
 
 def check_connector(spark: SparkSession) -> None:

@@ -54,9 +54,12 @@ def check_row_by_row(batch: DataFrame, result: DataFrame, *, needed_by: str = PA
     """
     if KAFKA not in result.columns:
         raise _missing(f"columns {', '.join(result.columns)}", needed_by)
-    made = analyzed(result)
+    made, given = analyzed(result), analyzed(batch)
+    lineage = _Lineage({leaf.rdd().id() for leaf in each(given.collectLeaves())}, _kafka_column(given))
+    if any(lineage.has_batch(subquery) for subquery in each(made.subqueriesAll())):
+        raise _refused("a subquery over the batch", needed_by)
     try:
-        columns = _kafka_columns(analyzed(batch), made)
+        columns = lineage.columns(made)
     except _NotRowByRow as reason:
         raise _refused(str(reason), needed_by) from None
     if _kafka_column(made) not in columns:
@@ -66,17 +69,6 @@ def check_row_by_row(batch: DataFrame, result: DataFrame, *, needed_by: str = PA
 def is_deterministic(result: DataFrame) -> bool:
     """Tell from the plan whether the result has the same rows each time (no ``rand()``, ``uuid()``, ...)."""
     return bool(analyzed(result).deterministic())
-
-
-def _kafka_columns(given: Any, made: Any) -> set[int]:
-    """Return which columns of the result are the sink's ``_kafka``.
-
-    :raises _NotRowByRow: a row may come from several records, or from none.
-    """
-    lineage = _Lineage({leaf.rdd().id() for leaf in each(given.collectLeaves())}, _kafka_column(given))
-    if any(lineage.has_batch(subquery) for subquery in each(made.subqueriesAll())):
-        raise _NotRowByRow("a subquery over the batch")
-    return lineage.columns(made)
 
 
 class _NotRowByRow(Exception):
@@ -111,21 +103,17 @@ class _Lineage:
 
     def _below(self, plan: Any, operator: str) -> Any:
         """Return the plan's input that has the batch's rows."""
-        if operator == "Join":
-            return self._side(plan)
         if operator in _ROW_BY_ROW:
             [below] = each(plan.children())
             return below
-        raise _NotRowByRow(operator)
-
-    def _side(self, join: Any) -> Any:
-        """Return the side of a join that has the batch."""
-        sides = (join.left(), join.right())
+        if operator != "Join":
+            raise _NotRowByRow(operator)
+        sides = (plan.left(), plan.right())
         having = [number for number, side in enumerate(sides) if self.has_batch(side)]
         if len(having) != 1:
             raise _NotRowByRow("a join of the batch with itself" if having else "a join without the batch")
         [number] = having
-        kind = join.joinType().sql()
+        kind = plan.joinType().sql()
         if kind not in _JOINS[number]:
             raise _NotRowByRow(f"a {kind} JOIN, which has rows without a record of the batch")
         return sides[number]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,7 +137,15 @@ class RunningQuery:
         """
         begin: dict[TopicPartition, int] = {}
         end: dict[TopicPartition, int] = {}
-        for source_begin, source_end in self._spans():
+        committed = _progress(self.execution.committedOffsets())
+        available = _progress(self.execution.availableOffsets())
+        for source in each(self.execution.sources()):
+            key = source.toString()
+            if key not in available:
+                continue
+            # Nothing is committed before batch 0, even if it is run again: the source remembers where it began.
+            source_begin = parse_offsets(committed.get(key) or source.initialOffset().json())
+            source_end = parse_offsets(available[key])
             if shared := sorted(end.keys() & source_end):
                 raise UnsupportedQuery(
                     "two sources of the query read the same topic",
@@ -156,17 +163,6 @@ class RunningQuery:
         """Where the query's checkpoint first began."""
         sources = each(self.execution.sources())
         return {tp: at for source in sources for tp, at in parse_offsets(source.initialOffset().json()).items()}
-
-    def _spans(self) -> Iterator[tuple[dict[TopicPartition, int], dict[TopicPartition, int]]]:
-        """The begin and end of the current batch, for each source."""
-        committed = _progress(self.execution.committedOffsets())
-        available = _progress(self.execution.availableOffsets())
-        for source in each(self.execution.sources()):
-            key = source.toString()
-            if key in available:
-                # Nothing is committed before batch 0, even if it is run again: the source remembers where it began.
-                begin = committed.get(key) or source.initialOffset().json()
-                yield parse_offsets(begin), parse_offsets(available[key])
 
 
 def parse_offsets(text: str) -> dict[TopicPartition, int]:

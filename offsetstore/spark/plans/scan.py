@@ -17,8 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.spark.executors.record_batches import Parts
-from offsetstore.spark.kafka_columns import by_partition
+from offsetstore.spark.columns import by_partition
+from offsetstore.spark.executors.task import Parts
 from offsetstore.spark.plans import each, simple_name
 from offsetstore.writers.arrow.batches import KAFKA
 
@@ -101,7 +101,11 @@ def _narrow_root(rdd: Any) -> Any:
 
 
 def _scanned(partition: Any) -> tuple[TopicPartition, OffsetRange]:
-    inputs = list(each(_inputs(partition)))
+    try:
+        found = partition.inputPartition()
+    except Py4JError:  # Spark 4.0 and 4.1 have a list of them
+        found = partition.inputPartitions()
+    inputs = list(each(found))
     if len(inputs) != 1 or simple_name(inputs[0]) != "KafkaBatchInputPartition":
         raise _Unproven("a task reads other input than one part of a Kafka partition")
     scanned = inputs[0].offsetRange()
@@ -110,13 +114,6 @@ def _scanned(partition: Any) -> tuple[TopicPartition, OffsetRange]:
         TopicPartition(topic_partition.topic(), topic_partition.partition()),
         OffsetRange(scanned.fromOffset(), scanned.untilOffset()),
     )
-
-
-def _inputs(partition: Any) -> Any:
-    try:
-        return partition.inputPartition()
-    except Py4JError:  # Spark 4.0 and 4.1 have a list of them
-        return partition.inputPartitions()
 
 
 def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> Parts:

@@ -17,10 +17,9 @@ from offsetstore.protocol.database import (
     MetadataRow,
     NewOffset,
 )
-from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.outbox import OutboxRecord
-from offsetstore.protocol.runs import KEPT, LIVE, Ending, JobError, NewRun, RunStatus
+from offsetstore.protocol.runs import KEPT, LIVE, Ending, FleetMember, JobError, NewRun, RunStatus
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.letters import LetterMemory
 

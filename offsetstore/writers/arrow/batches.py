@@ -7,23 +7,8 @@ from itertools import chain
 from typing import Any, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
-
-from offsetstore.writers.arrow.casts import Cast
-from offsetstore.writers.table.catalogue import Column
-from offsetstore.writers.table.matching import Match
 
 KAFKA = "_kafka"
-
-# In the order that decides which of two rows is later. Staged under names that no table is likely to have.
-_COORDINATES = {
-    "topic": Column(name=f"{KAFKA}.topic", type_name="text", kind="text"),
-    "partition": Column(name=f"{KAFKA}.partition", type_name="integer", kind="int4"),
-    "offset": Column(name=f"{KAFKA}.offset", type_name="bigint", kind="int8"),
-}
-_ARROW = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-
-STAGED_COORDINATES = tuple(column.name for column in _COORDINATES.values())
 
 
 def without_kafka(schema: pa.Schema) -> pa.Schema:
@@ -38,20 +23,6 @@ def has_headers(schema: pa.Schema) -> bool:
     """Whether ``_kafka`` has the headers that follow each row's record; see ``takes_headers`` of `declares`."""
     kind: Any = cast("Any", schema).field(KAFKA).type if schema.names.count(KAFKA) == 1 else None
     return kind is not None and cast("Any", pa).types.is_struct(kind) and kind.get_field_index("headers") >= 0
-
-
-def flatten_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Put topic, partition and offset in columns of their own, after the others."""
-    coordinates = cast("Any", batch).column(KAFKA)
-    flat = drop_kafka(batch)
-    for field, column in _COORDINATES.items():
-        values = cast("Any", pc).struct_field(coordinates, field)
-        flat = flat.append_column(column.name, values.cast(_ARROW[field]))
-    return flat
-
-
-def coordinate_matches() -> list[Match]:
-    return [Match(column, Cast(_ARROW[field])) for field, column in _COORDINATES.items()]
 
 
 class Stream:
@@ -73,12 +44,9 @@ class Stream:
         return None if first is None else cls(first.schema, chain([first], filled))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        batch = next(self._batches)
-        self.rows += batch.num_rows
-        return batch
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            yield batch
 
 
 def as_bytes(column: Any) -> Any:

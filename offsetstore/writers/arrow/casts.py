@@ -8,36 +8,42 @@ rules.
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any, cast
 
 import pyarrow as pa
 
-from offsetstore.writers.arrow.json_text import CHECKS as JSON_CHECKS
-from offsetstore.writers.arrow.json_text import json_texts
 from offsetstore.writers.arrow.kinds import SparkType, is_json, is_uuid, plain
 from offsetstore.writers.arrow.values import (
+    CUT,
     HOLLOW,
     LOSSY_TEXTS,
+    NO_TIME_OF_DAY,
     NOT_A_UUID,
+    NOT_FINITE,
     NUL,
     OUT_OF_RANGE,
     UUID_TYPE,
+    Unfit,
     ValueCheck,
     cast_values,
     changed_rows,
     finer_than,
     has_type,
     is_binary,
-    is_list,
     is_string,
     is_wide,
     longer_than,
     off_step,
     too_large,
     uuids_from_strings,
-    value_type,
+    with_own_digits,
 )
 from offsetstore.writers.table.catalogue import (
     Column,
@@ -63,14 +69,13 @@ _BINARY_ELEMENTS = frozenset(
     {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "bytea", "date", "timestamp"}
 )
 
+# What is refused before texts are made of values; Python's times of day wrap around at midnight, without an error.
+_JSON_CHECKS = (NO_TIME_OF_DAY, NOT_FINITE, CUT)
+
 
 def is_variant(kind: pa.DataType) -> bool:
     # Spark itself makes its JSON: a decoder of ours would give other digits for a float32 (decision 0054).
     return isinstance(kind, SparkType) and kind.name == "variant"
-
-
-def _is_only_spark_s(kind: pa.DataType) -> bool:
-    return isinstance(kind, SparkType) and not is_variant(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class Cast:
         """
         for check in self.before:
             check.refuse(array)
-        made = self._made(array)
+        made = cast_values(array, self.arrow) if self.make is None else self.make(array)
         for check in self.after:
             check.refuse(made)
         return made
@@ -108,13 +113,18 @@ class Cast:
         if found or self.make is not None:
             return found
         try:
-            made = self._made(array)
+            made = cast_values(array, self.arrow)
         except pa.ArrowInvalid:
             return changed_rows(array, self.arrow)
         return {row for check in self.after for row in check.rows(made)}
 
-    def _made(self, array: pa.Array[Any]) -> pa.Array[Any]:
-        return cast_values(array, self.arrow) if self.make is None else self.make(array)
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A column of the rows: its column in the table, and the cast to it."""
+
+    column: Column
+    cast: Cast
 
 
 def find_cast(given: pa.DataType, column: Column) -> Cast | None:
@@ -123,17 +133,25 @@ def find_cast(given: pa.DataType, column: Column) -> Cast | None:
     # Spark's `lit(None)`: in both formats a NULL has no bytes, so any type will do.
     if source is not None and pa.types.is_null(source):
         return Cast(pa.bool_())
-    if source is None or lossless_type(column):
-        return None
     into_json = column.kind in {"json", "jsonb"}
-    if has_type(source, _is_only_spark_s) or (has_type(source, is_variant) and not into_json):
+    if (
+        source is None
+        or lossless_type(column)
+        # Of Spark's own types, only a variant can be written: as the JSON that Spark makes of it.
+        or has_type(source, lambda kind: isinstance(kind, SparkType) and not (into_json and is_variant(kind)))
+    ):
         return None
     if column.kind == "uuid":
         return _uuid(source)
     if into_json and not is_string(source) and not is_binary(source) and not is_json(source):
-        return Cast(pa.string(), before=JSON_CHECKS, make=json_texts)
+        return Cast(pa.string(), before=_JSON_CHECKS, make=_json_texts)
     found = _array(source, column) if column.kind == "array" else _scalar(source, column.kind, column.modifier)
-    return found if found and _arrow_can(source, found.arrow) else None
+    # Whether Arrow has the cast.
+    with suppress(pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        if found is not None:
+            cast_values(cast("Any", pa).nulls(0, source), found.arrow)
+            return found
+    return None
 
 
 def lossless_type(column: Column) -> str | None:
@@ -144,19 +162,11 @@ def lossless_type(column: Column) -> str | None:
     return f"{instead}[]" if instead and column.kind == "array" else instead
 
 
-def _arrow_can(source: pa.DataType, target: pa.DataType) -> bool:
-    try:
-        cast_values(cast("Any", pa).nulls(0, source), target)
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        return False
-    return True
-
-
 def _array(source: pa.DataType, column: Column) -> Cast | None:
     # The list is cast as a whole: casts and checks look into lists.
-    depth, innermost = 0, source
-    while is_list(innermost):
-        depth, innermost = depth + 1, value_type(innermost)
+    depth, innermost = 0, cast("Any", source)
+    while pa.types.is_list(innermost):
+        depth, innermost = depth + 1, innermost.value_type
     element = _scalar(innermost, column.element or "", column.modifier)
     if depth == 0 or element is None:
         return None
@@ -176,7 +186,7 @@ def _uuid(source: pa.DataType) -> Cast | None:
 
 def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # noqa: PLR0911 - a table, row by row
     known = pa.types
-    source = _stored(source, kind)
+    source = _stored(source, kind) if isinstance(source, pa.BaseExtensionType) else source
     match kind:
         case "int2" | "int4" | "int8":
             fits = known.is_integer(source) or known.is_floating(source) or known.is_decimal(source)
@@ -249,3 +259,85 @@ def _numeric(source: pa.DataType, modifier: int) -> Cast | None:
     if (pa.types.is_floating(source) or pa.types.is_decimal(source)) and not after:
         return Cast(pa.string(), binary=False)
     return None
+
+
+def _json_texts(array: pa.Array[Any]) -> pa.Array[Any]:
+    """Write each value as JSON; NULL stays NULL, and does not become JSON's ``null``. `_JSON_CHECKS` must come first.
+
+    Numbers keep all their digits (the standard encoder knows no Decimal), and a float32 has its own digits, 0.1;
+    timestamps are ISO 8601 with their offset; binary is base64 and a duration SQL's literal, as Spark's ``to_json``
+    writes them (decision 0054). Values that are JSON already stay as they are.
+
+    :raises Unfit: a map with a duplicate key, or a text inside that is not JSON.
+    """
+    try:
+        values = with_own_digits(array).to_pylist(maps_as_pydicts="strict")
+    except KeyError:
+        reason = "a map with a duplicate key"
+        raise Unfit(reason) from None
+    if has_type(array.type, is_json):
+        values = [_marked(value, array.type) for value in values]
+    return pa.array([None if value is None else _json_text(value) for value in values], pa.string())
+
+
+class _Json(str):
+    """A text that is JSON."""
+
+    __slots__ = ()
+
+
+def _marked(value: Any, kind: Any) -> Any:
+    """Mark the texts inside a value that are JSON.
+
+    :raises Unfit: a text is not JSON, and could end the object that it is in.
+    """
+    types: Any = pa.types
+    if value is None:
+        return None
+    if is_json(kind):
+        try:
+            json.loads(value)
+        except (ValueError, RecursionError):
+            reason = "a text that is not JSON"
+            raise Unfit(reason) from None
+        return _Json(value)
+    if types.is_struct(kind):
+        return {field.name: _marked(value[field.name], field.type) for field in kind}
+    if types.is_map(kind):
+        return {key: _marked(item, kind.item_type) for key, item in value.items()}
+    return [_marked(element, kind.value_type) for element in value] if types.is_list(kind) else value
+
+
+def _json_text(value: Any) -> str:  # noqa: PLR0911 - one case a line reads better than a table
+    match value:
+        case _Json():
+            return value
+        case dict():
+            items = cast("dict[Any, Any]", value).items()
+            return "{" + ",".join(f"{_key(key)}:{_json_text(item)}" for key, item in items) + "}"
+        case list():
+            return "[" + ",".join(map(_json_text, cast("list[Any]", value))) + "]"
+        case Decimal():
+            return format(value, "f")
+        case date() | time():  # a datetime is a date
+            return json.dumps(value.isoformat())
+        case bytes():
+            return json.dumps(base64.b64encode(value).decode())
+        case None | bool() | int() | float() | str():
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        case timedelta():
+            return json.dumps(_interval(value))
+        case _:  # a UUID
+            return json.dumps(str(value))
+
+
+def _key(key: Any) -> str:
+    return json.dumps(key, ensure_ascii=False) if isinstance(key, str) else json.dumps(_json_text(key).strip('"'))
+
+
+def _interval(value: timedelta) -> str:
+    sign, length = ("-", -value) if value < timedelta(0) else ("", value)
+    minutes, seconds = divmod(length.seconds, 60)
+    fraction = f".{length.microseconds:06}".rstrip("0").rstrip(".")
+    time_of_day = f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}{fraction}"
+    return f"INTERVAL '{sign}{length.days} {time_of_day}' DAY TO SECOND"

@@ -178,7 +178,12 @@ def plain_values(array: _Array) -> _Array:
         of: Any = array
         return _arrow.DictionaryArray.from_arrays(of.indices, plain_values(of.dictionary)).dictionary_decode()
     if _TYPES.is_run_end_encoded(kind):
-        return _run_ends_decoded(array)
+        # Arrow decodes few types: so the numbers of the runs are decoded, and the values taken by these.
+        runs: Any = array
+        first, count = runs.find_physical_offset(), runs.find_physical_length()
+        ends, of_runs = runs.run_ends.slice(first, count), pa.array(range(count), pa.int64())
+        numbered = _arrow.RunEndEncodedArray.from_arrays(ends, of_runs).slice(runs.offset, len(runs))
+        return plain_values(runs.values.slice(first, count)).take(_KERNELS.run_end_decode(numbered))
     if isinstance(kind, pa.BaseExtensionType):
         storage = cast("Any", array).storage
         return (
@@ -209,14 +214,6 @@ def rebuilt(array: _Array, change: Callable[[_Array], _Array]) -> _Array:
     return _arrow.ListArray.from_arrays(offsets, change(values))
 
 
-def _run_ends_decoded(array: Any) -> _Array:
-    # Arrow decodes few types: so the numbers of the runs are decoded, and the values taken by these.
-    first, count = array.find_physical_offset(), array.find_physical_length()
-    runs = _arrow.RunEndEncodedArray.from_arrays(array.run_ends.slice(first, count), pa.array(range(count), pa.int64()))
-    numbers = _KERNELS.run_end_decode(runs.slice(array.offset, len(array)))
-    return plain_values(array.values.slice(first, count)).take(numbers)
-
-
 def _exact(kind: Any) -> Exact | None:
     if isinstance(kind, pa.BaseExtensionType):
         return _EXTENSIONS.get(cast("Any", kind).extension_name)
@@ -233,17 +230,9 @@ def _unfit(value: object, kind: Any) -> str:
     return f"a value of type {type(value).__name__} that {kind} does not hold as it is{hint}"
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not _is_flag(value)
-
-
 def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not _is_flag(value)
-
-
-def _is_flag(value: object) -> bool:
-    """Whether it is a bool, which only Python takes for a number."""
-    return isinstance(value, bool)
+    # Only Python takes a bool for a number.
+    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 def _is_unsigned(value: Any, kind: Any) -> bool:
@@ -251,7 +240,8 @@ def _is_unsigned(value: Any, kind: Any) -> bool:
 
 
 def _is_double(value: Any, _: Any) -> bool:
-    return _is_number(value) and (float(value) == value or value != value)  # noqa: PLR0124 - NaN
+    is_number = not isinstance(value, bool) and isinstance(value, Real)
+    return is_number and (float(value) == value or value != value)  # noqa: PLR0124 - NaN
 
 
 def _is_float_of(form: str) -> Callable[[Any, Any], bool]:
@@ -372,10 +362,6 @@ def _decimal(kind: Any) -> Any:
     return pa.decimal128(kind.precision, kind.scale) if kind.precision <= _MOST_DIGITS else None
 
 
-def _widest_decimal(kind: Any) -> Any:
-    return _decimal(kind) or kind
-
-
 def _in_place(field: Any, form: Callable[[Any], Any]) -> Any:
     """The field with the form of its type; ``None`` if there is none."""
     made = form(field.type)
@@ -441,7 +427,7 @@ KINDS: Final[Mapping[str, Exact]] = {
     "FLOAT": _number(_is_float_of("f")),
     "DOUBLE": _number(_is_double),
     **dict.fromkeys(("DECIMAL32", "DECIMAL64", "DECIMAL128"), Exact(_is_decimal, _decimal, _decimal)),
-    "DECIMAL256": Exact(_is_decimal, _widest_decimal, _decimal),
+    "DECIMAL256": Exact(_is_decimal, lambda kind: _decimal(kind) or kind, _decimal),
     "STRING": Exact(_is_text, _same, _same),
     **dict.fromkeys(("LARGE_STRING", "STRING_VIEW"), _TEXT),
     "BINARY": Exact(_is_bytes, _same, _same),

@@ -51,7 +51,12 @@ class MisfitsWriter(Writer, Protocol):
 
 def finds_misfits(writer: Writer) -> TypeGuard[MisfitsWriter]:
     """Tell whether the writer has ``misfits``, and these go with its ``write``."""
-    return isinstance(writer, MisfitsWriter) and goes_with_write(writer, "misfits")
+    if not isinstance(writer, MisfitsWriter):
+        return False
+    # A subclass that overrides only ``write`` may refuse more (decision 0080).
+    classes, names = type(writer).__mro__, ("misfits", "write")
+    misfits, write = (next(number for number, own in enumerate(classes) if name in vars(own)) for name in names)
+    return misfits <= write
 
 
 class FittingRows:
@@ -114,11 +119,3 @@ def _without(array: Array, rows: Collection[int]) -> Array:
     bounds = [-1, *sorted(rows), len(array)]
     slices = [array.slice(before + 1, row - before - 1) for before, row in pairwise(bounds) if row - before > 1]
     return pa.concat_arrays(slices) if slices else array.slice(0, 0)
-
-
-def goes_with_write(writer: Writer, method: str) -> bool:
-    """Tell whether the method knows all that ``write`` does."""
-    # A subclass that overrides only ``write`` may do more (decision 0080).
-    classes = type(writer).__mro__
-    own_write, own_method = (next(i for i, c in enumerate(classes) if name in vars(c)) for name in ("write", method))
-    return own_method <= own_write

@@ -84,14 +84,6 @@ def is_wide(kind: pa.DataType) -> bool:
     return pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
 
 
-def is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind)
-
-
-def value_type(kind: pa.DataType) -> pa.DataType:
-    return cast("Any", kind).value_type
-
-
 @dataclass(frozen=True, slots=True)
 class ValueCheck:
     """Refuses some of the values that an Arrow type can hold.
@@ -143,7 +135,7 @@ def _children(array: pa.Array[Any]) -> list[tuple[pa.Array[Any], pa.Array[Any] |
     # A map's `keys` and `items` are those of the whole array, and this may be a slice.
     if pa.types.is_map(kind):
         array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
-    return [(pc.list_flatten(array), array)] if is_list(array.type) else []
+    return [(pc.list_flatten(array), array)] if pa.types.is_list(array.type) else []
 
 
 def _parents(lists: pa.Array[Any]) -> pa.Array[Any]:
@@ -154,14 +146,14 @@ def _parents(lists: pa.Array[Any]) -> pa.Array[Any]:
 
 def changed_rows(array: pa.Array[Any], target: Any) -> set[int]:
     """Return the rows whose values, or lists of values, an unsafe cast and back changes."""
-    while is_list(target):
-        target = value_type(target)
+    while pa.types.is_list(target):
+        target = target.value_type
     found = _find(array, partial(_changed, target=target))
     return set(cast("list[int]", found.to_pylist()))
 
 
 def _changed(array: pa.Array[Any], target: pa.DataType) -> pa.Array[Any] | None:
-    if is_list(array.type):
+    if pa.types.is_list(array.type):
         return None
     try:
         return _KERNELS.not_equal(array.cast(target, safe=False).cast(array.type, safe=False), array)
@@ -179,11 +171,15 @@ def cast_values(array: pa.Array[Any], target: Any) -> pa.Array[Any]:
 
     :raises pyarrow.ArrowInvalid: a value does not fit; the text quotes it.
     """
-    if is_list(array.type) and array.type != target:
+    kind: Any = array.type
+    if pa.types.is_list(kind) and kind != target:
         return rebuilt(array, partial(cast_values, target=target.value_type))
-    if is_uuid(array.type) and is_string(target):
-        return cast("Any", pa).array([None if value is None else str(value) for value in uuid_objects(array)], target)
-    return _stored(array).cast(target)
+    if isinstance(kind, pa.BaseExtensionType):
+        if is_uuid(kind) and is_string(target):
+            texts = [None if value is None else str(value) for value in uuid_objects(array)]
+            return cast("Any", pa).array(texts, target)
+        array = cast("Any", array).storage
+    return array.cast(target)
 
 
 def with_own_digits(array: pa.Array[Any]) -> pa.Array[Any]:
@@ -317,7 +313,7 @@ def off_step(step: int) -> ValueCheck:
 
 
 def _off_step(array: pa.Array[Any], step: int) -> pa.Array[Any] | None:
-    if is_list(array.type):
+    if pa.types.is_list(array.type):
         return None
     return _unlike_step(array.cast(pa.int64()), step)
 
@@ -379,7 +375,7 @@ def _find_hollow(array: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _hollow(array: pa.Array[Any]) -> pa.Array[Any] | None:
-    if not is_list(array.type):
+    if not pa.types.is_list(array.type):
         return None
     return _KERNELS.equal(_KERNELS.fill_null(_KERNELS.list_value_length(array), 0), 0)
 
@@ -409,8 +405,5 @@ def uuids_from_strings(array: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def uuid_objects(array: pa.Array[Any]) -> Iterator[UUID | None]:
-    return (None if value is None else UUID(bytes=value) for value in _stored(array).to_pylist())
-
-
-def _stored(array: Any) -> pa.Array[Any]:
-    return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+    stored: pa.Array[Any] = cast("Any", array).storage if isinstance(array.type, pa.BaseExtensionType) else array
+    return (None if value is None else UUID(bytes=value) for value in stored.to_pylist())

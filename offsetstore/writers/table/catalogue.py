@@ -162,10 +162,6 @@ class TableName:
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.name) if self.schema is None else sql.Identifier(self.schema, self.name)
 
-    def as_option(self, option: str) -> list[str] | None:
-        """Write an option of a command; ``None`` if `parse` could not read the name."""
-        return None if "." in f"{self.schema or ''}{self.name}" else [option, str(self)]
-
     def __str__(self) -> str:
         return self.name if self.schema is None else f"{self.schema}.{self.name}"
 
@@ -197,10 +193,6 @@ class Column:
     has_default: bool = False
     computed: bool = False
     denied: str | None = None
-
-    @property
-    def required(self) -> bool:
-        return self.not_null and not self.has_default and not self.computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,21 +236,17 @@ def read_target(connection: Connection, table: TableName, rows: Sequence[tuple[A
         rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
     if not rows:
         raise missing(table, connection.info.dbname)
-    if unsafe := rows[0][2]:
+    kind, rules, unsafe, has_policies, allows_temporary, *_ = rows[0]
+    if unsafe:
         raise _unsafe(connection, table, unsafe)
-    kind, _, _, has_policies, allows_temporary, *_ = rows[0]
-    return Target(_columns(table, rows), kind == "p", has_policies, allows_temporary)
-
-
-def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Column]:
-    if rows[0][0] not in _TABLES:
+    if kind not in _TABLES:
         raise ColumnMismatch(
             f"{table} is not a table",
-            found=_OTHERS.get(rows[0][0], f"pg_class.relkind {rows[0][0]!r}"),
+            found=_OTHERS.get(kind, f"pg_class.relkind {kind!r}"),
             expected="a table",
             next_step="Name the table behind it, or write to it with SQL of your own: Execute(...).",
         )
-    if rules := rows[0][1]:
+    if rules:
         raise ColumnMismatch(
             f"the table {table} has rules ON INSERT, and COPY does not apply rules",
             found=", ".join(rules),
@@ -266,7 +254,8 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
             next_step="Name the table that the rule writes to, or replace the rule by a trigger.",
         )
     # A row has fields of the table, then a column's fields in their order; no column's, if the table has none.
-    return {name: Column(name, *fields) for _, _, _, _, _, name, *fields in rows if name is not None}
+    columns = {name: Column(name, *fields) for _, _, _, _, _, name, *fields in rows if name is not None}
+    return Target(columns, kind == "p", has_policies, allows_temporary)
 
 
 def read_unique_keys(connection: Connection, table: TableName) -> list[frozenset[str]]:

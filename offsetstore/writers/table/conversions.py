@@ -1,7 +1,7 @@
 """What to do about a column whose type does not fit: an expression for the transform, or another type in the table.
 
-A test computes each expression, and compares what PostgreSQL then holds; docs/types.md lists Spark's (decision 0054).
-Expressions are in the API of the `RowMaker`.
+Expressions are in the API of the `RowMaker`. A test computes each one, and compares what PostgreSQL then holds;
+docs/types.md lists Spark's (decision 0054).
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import pyarrow as pa
 
 from offsetstore.writers.arrow.casts import find_cast, is_variant
 from offsetstore.writers.arrow.kinds import SparkType, is_json, is_uuid, plain
-from offsetstore.writers.arrow.values import has_type, is_binary, is_list, is_string, value_type
-from offsetstore.writers.table.arrow_conversions import arrow_expressions
+from offsetstore.writers.arrow.values import has_type, is_binary, is_string
 from offsetstore.writers.table.catalogue import Column, numeric_precision, numeric_scale
 
 RowMaker: TypeAlias = Literal["spark", "pyarrow", "schema"]
 """What makes rows: Spark's transform, a consumer's, or a handler with a schema."""
 
-# Of Spark's decimals.
+# Of Spark's decimals, and of Arrow's with 128 bits.
 _MOST_DIGITS = 38
 # The scale that Spark's own arithmetic keeps where there are too many digits.
 _LEAST_SCALE = 6
@@ -150,10 +149,10 @@ def _declared(column: Column) -> str:
 
 
 def _of_arrow(x: str, source: Any, column: Column) -> list[str]:
-    if not is_list(source) or column.kind != "array":
-        return arrow_expressions(x, source, _family(source), column)
-    inner = value_type(source)
-    inside = arrow_expressions("", inner, _family(inner), _element(column, inner))
+    if not pa.types.is_list(source) or column.kind != "array":
+        return _arrow_expressions(x, source, _family(source), column)
+    inner = source.value_type
+    inside = _arrow_expressions("", inner, _family(inner), _element(column, inner))
     # Arrow casts the elements of a list; its functions do not look into one.
     kinds = [
         cast.removeprefix(".cast(")[:-1] for cast in inside if cast.startswith(".cast(") and cast.count(".cast(") == 1
@@ -207,9 +206,9 @@ def _string(x: str, source: Any, column: Column) -> str | None:  # noqa: PLR0911
 
 def _arrays(x: str, source: Any, column: Column) -> list[str]:
     """Convert each element, or make an array of a single value."""
-    if is_list(source):
-        inner = value_type(source)
-        inside = _expressions("x", inner, column if is_list(inner) else _element(column, inner))
+    if pa.types.is_list(source):
+        inner = source.value_type
+        inside = _expressions("x", inner, column if pa.types.is_list(inner) else _element(column, inner))
         return [f"transform({x}, lambda x: {expression})" for expression in inside]
     fits = find_cast(pa.list_(source), column)
     single = [x] if fits else _expressions(x, source, _element(column, source))
@@ -224,7 +223,11 @@ def _element(column: Column, source: pa.DataType) -> Column:
 
 
 def _of_nested(x: str, source: Any, column: Column) -> list[str]:
-    if is_list(source) and _family(value_type(source)) == "number" and _own_name(column) in {"halfvec", "vector"}:
+    if (
+        pa.types.is_list(source)
+        and _family(source.value_type) == "number"
+        and _own_name(column) in {"halfvec", "vector"}
+    ):
         return [f"to_json({x})"]
     if column.kind in _JSON:
         return [_as_json(x, source)]
@@ -239,8 +242,8 @@ def _as_json(x: str, source: Any) -> str:
         keys, values = _as_json("x", source.key_type), _as_json("x", source.item_type)
         with_values = x if values == "x" else f"transform_values({x}, lambda _, x: {values})"
         return with_values if keys == "x" else f"transform_keys({with_values}, lambda x, _: {keys})"
-    if is_list(source):
-        elements = _as_json("x", value_type(source))
+    if pa.types.is_list(source):
+        elements = _as_json("x", source.value_type)
         return x if elements == "x" else f"transform({x}, lambda x: {elements})"
     made = x
     fields: Any = source if pa.types.is_struct(source) else ()
@@ -293,8 +296,94 @@ def _natural(source: Any) -> str:
     if isinstance(source, SparkType):
         return _SPARK_FAMILIES.get(_family(source), "text")
     innermost = source
-    while is_list(innermost):
-        innermost = value_type(innermost)
+    while pa.types.is_list(innermost):
+        innermost = innermost.value_type
     if innermost is not source and not pa.types.is_nested(innermost):
         return f"{_natural(innermost)}[]"
     return next((name for test, _, name in _FAMILIES if test(source)), "jsonb")
+
+
+# The type to cast to in Arrow, by PostgreSQL's type.
+_ARROW_TYPES = {
+    "bool": "pa.bool_()",
+    "bpchar": "pa.string()",
+    "bytea": "pa.binary()",
+    "date": "pa.date32()",
+    "float4": "pa.float32()",
+    "float8": "pa.float64()",
+    "int2": "pa.int16()",
+    "int4": "pa.int32()",
+    "int8": "pa.int64()",
+    "text": "pa.string()",
+    "time": 'pa.time64("us")',
+    "timestamp": 'pa.timestamp("us")',
+    "timestamptz": 'pa.timestamp("us", "UTC")',
+    "varchar": "pa.string()",
+}
+
+# By family: the types to which Arrow's own cast keeps the value. It raises for one that it would cut, except for the
+# digits of a float.
+_ARROW_CASTS = {
+    "boolean": _NUMBERS - {"numeric"} | _TEXTS,
+    "date": _TEXTS | {"timestamp"},
+    "number": _NUMBERS | _TEXTS,
+    "string": _NUMBERS | {"bool", "bytea", "date", "timestamp"},
+    "time": _TEXTS,
+    "timestamp": _TEXTS,
+    "timestamp_ntz": _TEXTS | {"date", "time"},
+}
+
+# By family and type: other expressions of pyarrow that keep the value.
+_ARROW_OTHERS = {
+    ("boolean", "numeric"): ("{x}.cast(pa.int8())",),
+    ("date", "timestamptz"): ('pc.assume_timezone({x}.cast(pa.timestamp("us")), "UTC")',),
+    # With an offset, or without one.
+    ("string", "timestamptz"): (
+        '{x}.cast(pa.timestamp("us", "UTC"))',
+        'pc.assume_timezone({x}.cast(pa.timestamp("us")), "UTC")',
+    ),
+    ("timestamp", "date"): ("pc.local_timestamp({x}).cast(pa.date32())",),
+    ("timestamp", "int8"): ('{x}.cast(pa.timestamp("us", "UTC")).cast(pa.int64())',),
+    ("timestamp", "time"): ('pc.local_timestamp({x}).cast(pa.time64("us"))',),
+    ("timestamp", "timestamp"): ("pc.local_timestamp({x})",),
+    ("timestamp_ntz", "timestamptz"): ('pc.assume_timezone({x}, "UTC")',),
+}
+
+_ARROW_UNITS = ("s", "ms", "us")
+
+
+def _arrow_expressions(x: str, source: Any, family: str, column: Column) -> list[str]:
+    """Make the values of a column fit; several expressions if the meaning of the values decides (decision 0054).
+
+    :param x: an expression of the array.
+    """
+    kind = column.kind
+    if kind in _ARROW_CASTS.get(family, ()):
+        return [f"{x}.cast({_arrow_type(column)})"]
+    if family == "binary":
+        text = f"{x}.cast(pa.string())"
+        return [text] if find_cast(pa.string(), column) else _arrow_expressions(text, pa.string(), "string", column)
+    if family == "number" and kind == "bool" and not pa.types.is_decimal(source):
+        return [f"{x}.cast(pa.bool_())"]
+    if family == "number" and kind in {"date", "timestamp", "timestamptz"} and pa.types.is_integer(source):
+        return _arrow_of_epoch(x, source, kind)
+    return [expression.format(x=x) for expression in _ARROW_OTHERS.get((family, kind), ())]
+
+
+def _arrow_of_epoch(x: str, source: pa.DataType, kind: str) -> list[str]:
+    long = x if pa.types.is_int64(source) else f"{x}.cast(pa.int64())"
+    # 32 bits hold seconds alone.
+    units = _ARROW_UNITS if pa.types.is_int64(source) else _ARROW_UNITS[:1]
+    if kind == "timestamptz":
+        return [f'{long}.cast(pa.timestamp("{unit}", "UTC"))' for unit in units]
+    instants = [f'{long}.cast(pa.timestamp("{unit}"))' for unit in units]
+    return instants if kind == "timestamp" else [f"{instant}.cast(pa.date32())" for instant in instants]
+
+
+def _arrow_type(column: Column) -> str:
+    if column.kind != "numeric":
+        return _ARROW_TYPES[column.kind]
+    if column.modifier < 0:
+        return f"pa.decimal128({_MOST_DIGITS}, 18)"
+    precision = min(numeric_precision(column.modifier), _MOST_DIGITS)
+    return f"pa.decimal128({precision}, {min(max(numeric_scale(column.modifier), 0), precision)})"

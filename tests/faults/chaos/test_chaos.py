@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from tests.faults.chaos.harness import process
 from tests.faults.chaos.harness.registry import Fault, load
 from tests.faults.chaos.harness.run import Stage

@@ -13,7 +13,7 @@ import psycopg
 
 from offsetstore import Claim, OffsetRange, OffsetStore, Outcome, TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
-from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.starting import StartPolicy
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.identity import ClaimInfo, TaskClaim, name_prefix

@@ -21,7 +21,7 @@ from uuid import uuid4
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import make_engine
 from offsetstore.testing import StaticBroker

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from offsetstore import Claim, Transaction
 from offsetstore.errors import OffsetStoreError
 from offsetstore.protocol.metadata import KEEP as KEPT
-from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.starting import StartPolicy
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
 from tests.faults.state_machine import model

@@ -16,7 +16,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule, run_s
 
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol.retries import Retries
-from offsetstore.protocol.stamp import Stamp
+from offsetstore.protocol.store_facts import Stamp
 from offsetstore.store import acquire, mirror
 from tests.faults.state_machine import model
 from tests.faults.state_machine.model import DONE, KEEP, Ranges

@@ -19,7 +19,7 @@ import yaml
 
 from offsetstore import OffsetStore
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess
 from tests.support import prometheus

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from offsetstore import Broker, Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.kafka.admin import NewRecord, produce
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer
 from offsetstore import TopicPartition
 from offsetstore.kafka.acls import Acl, job_acls
 from offsetstore.kafka.admin import NewRecord, create_topic, produce
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.offsets import CommittedOffset
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.cli.conftest import Run, blocks, words

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from offsetstore import OffsetStore
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime
 from offsetstore.postgres.schema import quoted
 from tests.integration.cli.conftest import blocks

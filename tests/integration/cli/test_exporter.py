@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from offsetstore import Broker, OffsetStore, TopicPartition
 from offsetstore.kafka.admin import NewRecord, produce
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.cli.conftest import advance, blocks, words
 from tests.support.consumer_groups import consumer_groups_tool

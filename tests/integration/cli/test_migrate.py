@@ -9,7 +9,7 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.cli import migrate
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.local.servers import free_port
 from offsetstore.postgres.migrate import config, upgrade
 from offsetstore.postgres.schema import HEAD

@@ -10,7 +10,7 @@ import pytest
 
 from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka.admin import delete_records
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from tests.integration.cli.conftest import Here, advance
 from tests.support.background import in_background
 from tests.support.consumer_groups import consumer_groups_tool, reset_by_tool

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from offsetstore import OffsetStore
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from tests.integration.cli.conftest import DOCS, Here, blocks
 from tests.integration.conftest import Query
 from tests.support.kafka_tools import install_kafka_tools

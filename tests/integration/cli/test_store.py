@@ -8,9 +8,9 @@ import pytest
 
 from offsetstore import OffsetStore, TopicPartition
 from offsetstore.errors import ForeignStore, StoreMoved
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.offsets import CommittedOffset
-from offsetstore.protocol.stamp import Stamp
+from offsetstore.protocol.store_facts import Stamp
 from offsetstore.testing import StaticBroker
 from tests.integration.cli.conftest import Here, Run, advance, blocks, words
 

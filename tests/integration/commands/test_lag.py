@@ -8,7 +8,7 @@ import time
 import pytest
 
 from offsetstore import OffsetStore, TopicPartition
-from offsetstore.cli import lag as command
+from offsetstore.cli import health as command
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.testing import StaticBroker
 from tests.integration.cli.conftest import advance

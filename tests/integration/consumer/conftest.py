@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 
 from offsetstore import TopicPartition
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 

@@ -36,9 +36,8 @@ from offsetstore import (
     TopicPartition,
     Upsert,
 )
-from offsetstore.consumer.delivery import Polled, PolledRecords
+from offsetstore.consumer.delivery import ArrowTransform, ConsumerOutputs, Polled, PolledRecords
 from offsetstore.consumer.handled import HandledRecords, computed_letters
-from offsetstore.consumer.outputs import ArrowTransform, ConsumerOutputs
 from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.errors import (
     ColumnMismatch,
@@ -62,8 +61,7 @@ from offsetstore.processing.put_back import ReplayRequests
 from offsetstore.processing.runner import Runner, RunnerSettings, Taken
 from offsetstore.protocol.events import BatchEnded, CommitResolved, HandlerCalled, IdleWorkFailed
 from offsetstore.protocol.letters import Headers, Payload
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.term import Term

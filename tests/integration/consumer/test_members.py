@@ -27,7 +27,7 @@ from offsetstore import BatchInfo, Flush, OffsetRange, OffsetStore, Record, Topi
 from offsetstore.cli.commands import cli
 from offsetstore.consumer import Consumer, Context, Kept, commits
 from offsetstore.errors import ConfigurationError, PartitionLost
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.protocol.events import BatchEnded, MirrorTried, PauseChanged
 from offsetstore.protocol.observers import Observers
 from offsetstore.store.fleet import join

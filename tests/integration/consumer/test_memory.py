@@ -25,7 +25,7 @@ import pytest
 from offsetstore import Append, Broker, DeadLetters, Flush, Handler, OffsetStore, Retries, Tick, TopicPartition, Work
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.records import ConsumedRecord
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.processing import handling
 from tests.integration.conftest import Query
 from tests.support.background import in_background

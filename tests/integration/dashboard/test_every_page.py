@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from offsetstore import OffsetStore
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.testing.fixtures import copy_database

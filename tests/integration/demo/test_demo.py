@@ -23,12 +23,12 @@ from pyspark.sql import SparkSession
 from offsetstore import OffsetStore
 from offsetstore.cli.demo import demo
 from offsetstore.demo import at_least_once, job, kills, run
-from offsetstore.demo.flights import Ledger, produce_flights, read_flights, records_of
-from offsetstore.demo.job_settings import TOPIC, URL, JobSettings
+from offsetstore.demo.flights import TOPIC, Ledger, produce_flights, read_flights, records_of
+from offsetstore.demo.job import URL, JobSettings
 from offsetstore.demo.kills import POISON_POINTS, Kill
 from offsetstore.demo.tables import OURS, THEIRS, Findings, connected, verify
 from offsetstore.kafka.admin import delete_topic
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.local.servers import answers, is_process_of
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 

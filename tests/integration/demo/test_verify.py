@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from sqlalchemy import Engine
 
-from offsetstore.demo.flights import KINDS, Flight, Ledger, read_flights, records_of
-from offsetstore.demo.job_settings import GROUP, TOPIC
+from offsetstore.demo.flights import GROUP, KINDS, TOPIC, Flight, Ledger, read_flights, records_of
 from offsetstore.demo.tables import ADDED, COLUMNS, OURS, WORST, Findings, verify
 
 FLIGHTS = 600

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from tests.packaging.building import Distributions
 from tests.support.examples import Examples, install
 from tests.support.postgres import Database

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from offsetstore import Broker, Retries
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.store import mirror as mirrors
 from tests.integration.conftest import Query
 

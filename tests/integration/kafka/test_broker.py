@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from offsetstore.errors import BrokerRefused, ConfigurationError, TopicMissing
 from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import NewRecord, delete_records, produce
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
 from offsetstore.protocol.ports import LogEnds
 from offsetstore.testing.fixtures import NewTopic

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, GroupHasMembers, MetadataRefused, TopicMissing
 from offsetstore.kafka import Broker
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.signals import stopped

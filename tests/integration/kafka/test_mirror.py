@@ -17,8 +17,8 @@ from confluent_kafka import Consumer
 
 from offsetstore import Broker, OffsetStore, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.kafka.admin import NewRecord, produce
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.protocol.stamp import MAX_BYTES, Stamp, digest
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.protocol.store_facts import MAX_BYTES, Stamp, digest
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import in_background
 from tests.support.consumer_groups import consumer_groups_tool

@@ -19,7 +19,7 @@ import pytest
 from offsetstore import Broker, OffsetStore, Relay, TopicPartition
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.protocol.events import OutboxBlocked, OutboxRefused, OutboxSent, OutboxWaits
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.runtime import failpoints
@@ -246,7 +246,7 @@ def test_a_transaction_that_has_lost_its_end_is_ended_as_the_pages_say_and_each_
     # Once the coordinator has loaded the group, it tells of what no transaction is about to change.
     assert place.broker.committed_offsets(relay.group, [TopicPartition(hanging, 0)]) == {}
     with monkeypatch.context() as context, closing(Broker(settings, timeout=5)) as hasty:
-        context.setattr("offsetstore.kafka.committed._STABLE_SHARE", 0.2)  # the rest is for what tells the cause
+        context.setattr("offsetstore.kafka.group_offsets._STABLE_SHARE", 0.2)  # the rest is for what tells the cause
         for asks in (
             lambda: hasty.committed_offsets(relay.group, [TopicPartition(place.anchor, 0)]),
             Relay(place.store, hasty, anchor=place.anchor).drain,

@@ -14,13 +14,13 @@ import pytest
 from offsetstore import Broker, Claim, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import ForeignStore, LogTruncated, StoreMoved, StoreRewound
 from offsetstore.kafka.admin import NewRecord, produce
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.offsets import CommittedOffset
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
+from offsetstore.protocol.store_facts import Stamp
 from offsetstore.store import log_watch
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.consumer_groups import delete_by_tool, reset_by_tool

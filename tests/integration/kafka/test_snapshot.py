@@ -14,7 +14,7 @@ import pytest
 from offsetstore.errors import TopicMissing
 from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import NewRecord, create_topic, delete_records, delete_topic, produce
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.protocol.ports import BrokerOverview, FoundRecord, LogEnds
 from offsetstore.testing.fixtures import NewTopic
@@ -82,7 +82,7 @@ def test_the_requests_and_connections_do_not_grow_with_partitions_or_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those of an overview, and of a start's look."""
-    monkeypatch.setattr("offsetstore.kafka.committed._FIRST_PATIENCE", 60.0)  # else it may ask twice
+    monkeypatch.setattr("offsetstore.kafka.group_offsets._FIRST_PATIENCE", 60.0)  # else it may ask twice
     config = {"bootstrap.servers": offsetstore_kafka.bootstrap_servers, "debug": "protocol"}
     broker = Broker(config)
     groups = [f"{offsetstore_group}-{number}" for number in range(3)]

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from offsetstore.errors import MissingDependency
-from offsetstore.local.spark.artifacts import Artifact, JarSet
-from offsetstore.local.spark.jars import jars
+from offsetstore.local.jars import Artifact, JarSet, jars
 
 THINGS = JarSet("things", (Artifact("org.things", "thing", "1.0"),))
 SETTINGS = """\
@@ -89,11 +88,7 @@ def test_what_is_not_published_is_replaced_by_what_is_and_found_again(repository
 
 
 def test_two_processes_at_once_download_once(repository: Path) -> None:
-    script = (
-        "from offsetstore.local.spark.artifacts import Artifact, JarSet\n"
-        "from offsetstore.local.spark.jars import jars\n"
-        f"print(len(jars({THINGS!r})))\n"
-    )
+    script = f"from offsetstore.local.jars import Artifact, JarSet, jars\nprint(len(jars({THINGS!r})))\n"
     both = [
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)

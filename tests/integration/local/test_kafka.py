@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from offsetstore.errors import BrokerRefused, BrokerUnavailable
 from offsetstore.kafka.admin import NewRecord, create_partitions, create_topic, delete_records, delete_topic, produce
 from offsetstore.local import cache_directory
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.spark.class_archive import archive_of
+from offsetstore.local.java import archive_of
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.waiting import wait_until
 
@@ -81,7 +81,7 @@ def test_where_no_archive_can_be_made_the_program_starts_without_and_it_is_not_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, text: str
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("offsetstore.local.spark.class_archive.cache_directory", lambda: tmp_path)
+    monkeypatch.setattr("offsetstore.local.java.cache_directory", lambda: tmp_path)
 
     def fails(options: tuple[str, ...]) -> None:
         assert options[0].startswith("-XX:ArchiveClassesAtExit=")

@@ -11,13 +11,13 @@ import psycopg
 import pytest
 
 from offsetstore.errors import ConfigurationError, MissingDependency, StoreUnavailable
-from offsetstore.local.postgres.binaries import (
+from offsetstore.local.postgres import (
     PostgresBinaries,
+    PostgresServer,
     find_binaries,
     temporary_directory,
     unprivileged_account,
 )
-from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.servers import is_process_of
 
 

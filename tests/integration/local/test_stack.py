@@ -19,7 +19,7 @@ from offsetstore.cli.local import local
 from offsetstore.kafka.admin import NewRecord, create_topic, produce
 from offsetstore.local import stack
 from offsetstore.local.servers import is_process_of
-from offsetstore.local.spark.launch import quick_conf, spark_conf
+from offsetstore.local.spark import quick_conf, spark_conf
 from offsetstore.local.stack import ServiceStatus
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine

@@ -12,7 +12,7 @@ from offsetstore.local.servers import is_process_of
 from tests.support.waiting import wait_until
 
 POSTGRES = "from offsetstore.local.postgres import PostgresServer as Server; server = Server(durability='none').start()"
-KAFKA = "from offsetstore.local.kafka.server import KafkaBroker as Server; server = Server().start()"
+KAFKA = "from offsetstore.local.kafka import KafkaBroker as Server; server = Server().start()"
 THEN_WAIT = "print(server.pid, server.directory, flush=True); input()"
 
 

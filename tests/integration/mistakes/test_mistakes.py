@@ -30,7 +30,7 @@ from offsetstore import OffsetStore
 from offsetstore.cli.commands import cli
 from offsetstore.cli.consume_process import ConsumerProcess, Told, Watched, run_told
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.local.servers import free_port
 from offsetstore.monitoring.page import Page
 from offsetstore.postgres.grants import grant_runtime

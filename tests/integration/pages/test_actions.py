@@ -24,9 +24,8 @@ from offsetstore.errors import (
     UnknownGroup,
     UnknownLetter,
 )
-from offsetstore.monitoring.dashboard.context import Deciding
-from offsetstore.monitoring.dashboard.decisions import DECISIONS
-from offsetstore.monitoring.dashboard.rendering import environment
+from offsetstore.monitoring.dashboard.context import Deciding, environment
+from offsetstore.monitoring.dashboard.forms import DECISIONS
 from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.monitoring.dashboard.views import actions
 from offsetstore.operations.operation import carry_out

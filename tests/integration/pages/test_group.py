@@ -14,7 +14,7 @@ import pytest
 
 from offsetstore import StartPolicy, TopicPartition
 from offsetstore.errors import BrokerUnavailable, SinkError
-from offsetstore.monitoring.dashboard.rendering import NOTHING
+from offsetstore.monitoring.dashboard.context import NOTHING
 from offsetstore.offsets import CommittedOffset
 from offsetstore.operations.people import people
 from offsetstore.operations.samples import Sample, record_samples

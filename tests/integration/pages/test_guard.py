@@ -15,7 +15,7 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.errors import ConfigurationError, StoreUnavailable
-from offsetstore.monitoring.dashboard import application, forms, security
+from offsetstore.monitoring.dashboard import forms, security, serving
 from offsetstore.monitoring.dashboard.security import HEADERS
 from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from offsetstore.monitoring.dashboard.views import groups
@@ -33,7 +33,7 @@ SECRET = "4711-of-a-customer"
 @pytest.fixture
 def guarded(store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[DashboardServer]:
     """A server that asks for a token."""
-    monkeypatch.setattr(application, "_PAUSE", 0.2)
+    monkeypatch.setattr(serving, "_PAUSE", 0.2)
     settings = DashboardSettings(port=0, token=TOKEN, allowed_hosts=("Dash.example",))
     with DashboardServer(store, broker, settings) as server:
         hold_still(server)

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from offsetstore import OffsetStore, Timeouts
 from offsetstore.errors import ConfigurationError, StoreUnavailable
-from offsetstore.postgres.address import secrets_of
+from offsetstore.postgres.database import secrets_of
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.testing import InMemoryOffsetStore

@@ -16,8 +16,7 @@ from sqlalchemy import create_engine, event
 from offsetstore import OffsetRange, OffsetStore
 from offsetstore.cli.consume_process import end_after
 from offsetstore.errors import StoreUnavailable, Unadvanced
-from offsetstore.local.postgres.binaries import find_binaries
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer, find_binaries
 from offsetstore.local.servers import free_port
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from offsetstore import Claim, LetterError, LetterKey, OffsetRange, OffsetStore, StartPolicy
 from offsetstore.cli.commands import cli
 from offsetstore.errors import MissingPrivilege, StaleClaim, StoreMoved, TransactionLost
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.postgres.schema import metadata, quoted
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store import heartbeat

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine
 
 from offsetstore import Append, Claim, Execute, LetterError, OffsetRange, OffsetStore, Transaction, Upsert, Work
 from offsetstore.errors import ConfigurationError, LockTimeout
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.letters import NewLetter, Payload

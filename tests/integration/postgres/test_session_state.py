@@ -15,8 +15,7 @@ from sqlalchemy.pool import StaticPool
 from offsetstore import Append, Execute, OffsetRange, OffsetStore, Transaction
 from offsetstore.errors import ConfigurationError
 from offsetstore.postgres.migrate import upgrade
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.store import heartbeat
 from offsetstore.store.identity import ClaimInfo, TaskClaim

@@ -17,9 +17,8 @@ from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, TopicP
 from offsetstore.errors import RowsRefused, UnexpectedCommit
 from offsetstore.processing import blame
 from offsetstore.processing.blame import Halve, discover
-from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.protocol.replay import decide
-from offsetstore.protocol.work import Work
 from tests.integration.conftest import Query
 from tests.integration.writers.writing import batch
 from tests.support.clock import Clock

@@ -11,13 +11,12 @@ import pytest
 
 from offsetstore import Append, Claim, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
-from offsetstore.processing.by_record import ArrowRows
+from offsetstore.processing.outputs import ArrowRows
 from offsetstore.processing.plan import BatchMetadata, DeliveryPlan
 from offsetstore.processing.policies import Whole
 from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges, Stored
-from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.protocol.replay import decide
-from offsetstore.protocol.work import Work
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.executors.task import TaskEnding, Tasks
 from offsetstore.store.identity import TaskClaim

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import offsetstore
 from offsetstore import OffsetStore, TransactionalSink
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.processing import blame
 from offsetstore.store import mirror
 from tests.support.background import serving

@@ -13,7 +13,7 @@ from offsetstore import Append, Broker, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.kafka.acls import Acl
 from offsetstore.kafka.admin import create_topic
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from tests.support.authorized import JOB, Authorized
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until

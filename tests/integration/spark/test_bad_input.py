@@ -15,7 +15,7 @@ from offsetstore import Append, OffsetRange, TopicPartition, Upsert
 from offsetstore.cli.commands import cli
 from offsetstore.errors import ColumnMismatch, RowsRefused, SinkError
 from offsetstore.spark import partition
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame
+from offsetstore.spark.columns import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.transforms import events, traced

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, TransactionalSink
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.gate import Gate
 from tests.support.transforms import EVENTS, events

@@ -14,7 +14,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 from tests.support import canary_job
 from tests.support.postgres import Database

@@ -24,13 +24,12 @@ from pyspark.sql import SparkSession
 from sqlalchemy import text
 
 from offsetstore import Execute, OffsetStore, TransactionalSink
-from offsetstore.local.postgres.binaries import find_binaries
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer, find_binaries
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
-from offsetstore.spark.executors.record_batches import Parts
+from offsetstore.spark.executors.task import Parts
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.cluster import Cluster, python_workers
 from tests.support.postgres import Database

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from offsetstore import Append, Execute
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.spark import collecting
 from tests.support.blocks import lose_blocks
 from tests.support.transforms import events, traced

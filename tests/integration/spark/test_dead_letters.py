@@ -25,16 +25,22 @@ from offsetstore import (
     Work,
 )
 from offsetstore.errors import ConfigurationError, ExitCode, FunctionFailed, UnsupportedQuery, exit_code
-from offsetstore.local.spark.artifacts import SCALA, Artifact, JarSet
-from offsetstore.local.spark.jars import jars
+from offsetstore.local.jars import SCALA, Artifact, JarSet, jars
 from offsetstore.protocol.events import BatchEnded
 from offsetstore.protocol.letters import Payload, digest
 from offsetstore.protocol.observers import Observers
 from offsetstore.spark.careful import Careful
+from offsetstore.spark.columns import (
+    KAFKA_COLUMNS,
+    REJECT_COLUMN,
+    count_accepted,
+    kafka_frame,
+    letters_frame,
+    rename_reject,
+    with_coordinates,
+)
 from offsetstore.spark.function_errors import LOGGERS
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame, letters_frame, with_coordinates
 from offsetstore.spark.outputs import SparkOutputs
-from offsetstore.spark.rejects import COLUMN, count_accepted, rename
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
@@ -129,10 +135,10 @@ def test_a_reject_does_not_show_that_another_record_was_accepted(offsetstore_spa
     number = F.col("id")
     reason = F.when(number > 0, F.lit("too large"))
     structs = F.struct(F.lit(None).cast("string").alias("code"), reason.alias("reason"))
-    frame = rename(offsetstore_spark.range(3).withColumn("_reject", structs))
-    assert count_accepted(rename(offsetstore_spark.range(3).withColumn("_reject", reason))) == 1
+    frame = rename_reject(offsetstore_spark.range(3).withColumn("_reject", structs))
+    assert count_accepted(rename_reject(offsetstore_spark.range(3).withColumn("_reject", reason))) == 1
     assert count_accepted(frame) == 1
-    assert count_accepted(frame.drop(COLUMN)) == 3
+    assert count_accepted(frame.drop(REJECT_COLUMN)) == 3
     failing = frame.withColumn("n", F.when(number == 2, F.raise_error(F.lit("no"))).otherwise(F.lit(1)))
     with pytest.raises(Exception, match="USER_RAISED_EXCEPTION"):
         count_accepted(failing)

@@ -39,7 +39,7 @@ from offsetstore.processing.handled_rows import columns_of, schema_of
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.observers import Observers
 from offsetstore.runtime import failpoints
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame
+from offsetstore.spark.columns import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.outputs import SparkOutputs
 from offsetstore.spark.schemas import spark_columns
 from offsetstore.testing import InMemoryOffsetStore

@@ -15,8 +15,8 @@ import pytest
 
 from offsetstore import Broker, OffsetStore
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess
 from tests.support.background import repeating

@@ -15,7 +15,7 @@ from offsetstore import Append, Claim, OffsetStore, TopicPartition, Transactiona
 from offsetstore.errors import ColumnMismatch, KafkaColumnsMissing
 from offsetstore.protocol.events import BatchEnded, BatchStarted, PauseChanged
 from offsetstore.protocol.ports import Writer
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
+from offsetstore.spark.columns import KAFKA_COLUMNS
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.sink import SparkTransform
 from tests.support.recorder import Recorder

@@ -18,8 +18,7 @@ from sqlalchemy import create_engine, event, text
 
 from offsetstore import Append, Execute, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import ExecutorEnvironment, UnsupportedQuery
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.spark.executors import preflight
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.transactions import TransactionalProducer

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, Execute, TopicPartition, Upsert
 from offsetstore.errors import OffsetGap
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.spark.outputs import SparkTransform
 from offsetstore.spark.settings import Atomicity
 from offsetstore.testing.fixtures import NewTopic

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore.errors import KafkaColumnsMissing, UnsupportedQuery
-from offsetstore.spark.kafka_columns import with_coordinates
+from offsetstore.spark.columns import with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row
 
 RECORDS = "key string, value string, topic string, partition int, offset long, timestamp timestamp"

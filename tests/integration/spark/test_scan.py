@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from offsetstore import OffsetRange, TopicPartition
-from offsetstore.spark.kafka_columns import with_coordinates
+from offsetstore.spark.columns import with_coordinates
 from offsetstore.spark.plans.scan import Placed, place
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.world import SECONDS, World

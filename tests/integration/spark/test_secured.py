@@ -12,8 +12,8 @@ import pytest
 from offsetstore import Append, Broker, TopicPartition
 from offsetstore.errors import BrokerRefused, ConfigurationError
 from offsetstore.kafka.admin import create_topic
-from offsetstore.local.kafka.properties import SaslUser
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.kafka_properties import SaslUser
 from offsetstore.offsets import CommittedOffset
 from tests.support.transforms import EVENTS, events
 from tests.support.world import World

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from offsetstore import OffsetRange, OffsetStore
 from offsetstore.errors import OffsetGap
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.protocol import runs as protocol_runs
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.store import heartbeat

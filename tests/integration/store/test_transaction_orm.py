@@ -19,7 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from offsetstore import Claim, Execute, OffsetRange, OffsetStore, Transaction
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError, UnexpectedCommit
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.runtime.functions import InterruptSignal
 from tests.integration.conftest import Query
 from tests.integration.store.meeting import broker

@@ -21,7 +21,7 @@ from offsetstore import (
     Transaction,
 )
 from offsetstore.errors import CommitUnknown, ConnectionLost, StaleClaim, TransactionLost
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.protocol.letters import NewLetter, Payload
 from tests.integration.conftest import Query
 from tests.integration.store.committing import BOTH, MARK, QUERY, RECORDS, Job, started, write_marked

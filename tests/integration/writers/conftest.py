@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from tests.integration.writers.writing import Database, new_database
 
 

@@ -13,11 +13,10 @@ import pytest
 from sqlalchemy import MetaData, Table, text
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, LockTimeout
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.runtime.failpoints import FailpointReached
 from offsetstore.writers import Append, Execute, Upsert
-from offsetstore.writers.arrow.encoding import CHUNK_ROWS
+from offsetstore.writers.arrow.copying import CHUNK_ROWS
 from tests.integration.writers.writing import Database, batch, kafka
 from tests.support.work import work_on
 

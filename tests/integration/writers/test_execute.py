@@ -19,7 +19,7 @@ from offsetstore import TopicPartition
 from offsetstore.errors import ConfigurationError, FunctionFailed, Outage, RecordsRejected, RowsRefused, SinkError
 from offsetstore.processing.blame import speaks_for_itself
 from offsetstore.protocol.outbox import outbox_record
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work
 from offsetstore.writers import Execute
 from tests.integration.writers.writing import Database, batch, kafka
 from tests.support.shown import shown

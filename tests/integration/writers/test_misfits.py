@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from offsetstore.errors import RowsRefused
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.writers import Append, Execute, Upsert
 from offsetstore.writers.arrow.misfits import Misfit, MisfitsWriter, finds_misfits
 from tests.integration.writers.writing import Database, batch

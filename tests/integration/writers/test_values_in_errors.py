@@ -15,8 +15,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
 from offsetstore.errors import RowsRefused, SinkError
 from offsetstore.postgres import errors as ours
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.writers import Append, Execute, Upsert
 from tests.integration.writers.writing import Database, batch
 from tests.support.server_errors import OF_SERVER, held

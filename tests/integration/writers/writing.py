@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Engine
 
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.ports import Writer
 from tests.support.work import work_on

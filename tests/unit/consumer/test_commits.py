@@ -20,7 +20,7 @@ from offsetstore.monitoring.health import Code, Limits, judge
 from offsetstore.monitoring.supervision import FactCollector
 from offsetstore.offsets import EpochPair
 from offsetstore.protocol.events import MirrorTried
-from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.starting import StartPolicy
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.testing.memory import InMemoryOffsetStore

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from offsetstore import Append, TopicPartition
-from offsetstore.consumer.outputs import ConsumerOutputs, TransformRaised, split
+from offsetstore.consumer.delivery import ConsumerOutputs, TransformRaised, split
 from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.errors import FunctionEnded, FunctionFailed, SinkError
 from offsetstore.protocol.letters import Payload

@@ -29,8 +29,8 @@ from offsetstore import (
 from offsetstore.consumer import Consumer, Delay, SkipIf, Throttle, handled
 from offsetstore.consumer import consumer as consumer_module
 from offsetstore.consumer import feed as feed_module
+from offsetstore.consumer.delivery import ConsumerOutputs
 from offsetstore.consumer.feed import Feed
-from offsetstore.consumer.outputs import ConsumerOutputs
 from offsetstore.consumer.records import ConsumedRecord as Polled
 from offsetstore.errors import (
     BrokerError,
@@ -48,7 +48,7 @@ from offsetstore.kafka.client import make
 from offsetstore.offsets import EpochPair, OffsetRange, Ranges, StoredOffset
 from offsetstore.processing import put_back
 from offsetstore.protocol.events import BatchEnded, Event, HandlerCalled, PauseChanged, RecordsHeld, Retried
-from offsetstore.protocol.policy import OnRecreated
+from offsetstore.protocol.starting import OnRecreated
 from offsetstore.store.fleet import Member
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.background import in_background

@@ -24,9 +24,8 @@ from offsetstore import (
 from offsetstore.consumer import Consumer, Delay, Expire, SkipIf, Throttle
 from offsetstore.consumer import delivery as module
 from offsetstore.consumer.consumer import Membership
-from offsetstore.consumer.delivery import ComputedRecords, _joined
+from offsetstore.consumer.delivery import ComputedRecords, ConsumerOutputs, _joined
 from offsetstore.consumer.feed import Feed
-from offsetstore.consumer.outputs import ConsumerOutputs
 from offsetstore.consumer.records import ConsumedRecord, batch_of, read_messages
 from offsetstore.errors import BrokerError, ColumnMismatch, ConfigurationError
 from offsetstore.processing.handled_rows import schema_of

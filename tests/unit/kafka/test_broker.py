@@ -28,7 +28,7 @@ from offsetstore.kafka import broker as brokers
 from offsetstore.kafka.client import AdminRequest, Client, Deadline, Missing
 from offsetstore.kafka.errors import broker_error
 from offsetstore.kafka.requests import topic_id
-from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.kafka.settings import ClientSettings
 from offsetstore.offsets import CommittedOffset, EpochPair, TopicPartition, Watermarks
 from offsetstore.protocol.ports import BrokerOffsets
 from tests.support.background import in_background

@@ -11,11 +11,11 @@ import confluent_kafka as ck
 import pytest
 
 from offsetstore.errors import BrokerUnavailable
-from offsetstore.kafka import committed
+from offsetstore.kafka import group_offsets
 from offsetstore.kafka.client import Deadline
-from offsetstore.kafka.committed import consumer_config, read_with
 from offsetstore.kafka.errors import Doing
-from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.kafka.group_offsets import consumer_config, read_with
+from offsetstore.kafka.settings import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition
 
 PARTITION = TopicPartition("anchor", 0)
@@ -59,7 +59,7 @@ def test_a_transaction_is_blamed_only_if_kafka_tells_what_was_committed_before(
     def with_consumer(config: Mapping[str, Any], _: object, use: Callable[[Silent], Any]) -> Any:
         return use(made[config["isolation.level"]]())
 
-    monkeypatch.setattr(committed, "with_consumer", with_consumer)
+    monkeypatch.setattr(group_offsets, "with_consumer", with_consumer)
     reported: deque[ck.KafkaError] = deque()
     config = consumer_config(ClientSettings({"bootstrap.servers": "nowhere:1"}), "billing", reported, stable=True)
     first: Any = Silent()

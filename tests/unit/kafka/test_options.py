@@ -9,8 +9,8 @@ import pytest
 
 from offsetstore import Broker
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
-from offsetstore.kafka.settings.java import instead_of, parse_jaas
-from offsetstore.kafka.settings.spark import read_options
+from offsetstore.kafka.java_settings import instead_of, parse_jaas
+from offsetstore.kafka.settings import read_options
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"

@@ -15,7 +15,7 @@ import pytest
 
 from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigurationError, RelayFenced
 from offsetstore.kafka.outlet import Outlet, ProducerEnded
-from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.kafka.settings import ClientSettings
 from offsetstore.protocol.outbox import Mark, OutboxRow, Refusal
 
 INVALID = ck.KafkaError(ck.KafkaError.INVALID_RECORD)

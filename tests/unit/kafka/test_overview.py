@@ -15,7 +15,7 @@ from offsetstore.errors import BrokerUnavailable, TopicMissing
 from offsetstore.kafka import overview, requests
 from offsetstore.kafka.client import AdminRequest, Client, Deadline
 from offsetstore.kafka.overview import GroupConnections, find_first_records, take_snapshot
-from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.kafka.settings import ClientSettings
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.ports import FoundRecord, LogEnds
 

@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from offsetstore.local import cache_directory
+from offsetstore.local.jars import KAFKA_BROKER, POSTGRES_JDBC, earlier_connectors, spark_kafka_connector
 from offsetstore.local.servers import LOOPBACK, answers, free_port, is_free
-from offsetstore.local.spark.artifacts import KAFKA_BROKER, POSTGRES_JDBC, earlier_connectors, spark_kafka_connector
 
 
 def test_the_user_chooses_else_the_platform_does(monkeypatch: pytest.MonkeyPatch) -> None:

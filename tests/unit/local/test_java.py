@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offsetstore.errors import MissingDependency
-from offsetstore.local.spark.java import find_java, parse_java_version
+from offsetstore.local.java import find_java, parse_java_version
 
 
 def java_home(where: Path, says: str) -> Path:

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.local import submit
-from offsetstore.local.spark import launch
-from offsetstore.local.spark.jars import pyspark_directories
-from offsetstore.local.spark.java import Java
+from offsetstore.local import spark
+from offsetstore.local.jars import pyspark_directories
+from offsetstore.local.java import Java
+from offsetstore.local.spark import job_environment
 from offsetstore.local.stack import ServiceStatus
-from offsetstore.local.submit import job_environment
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -30,13 +29,13 @@ OPTIONS = [word for name, value in CONF.items() for word in ("--conf", f"{name}=
 COMMAND = f"""
 import sys
 from pathlib import Path
-from offsetstore.local import stack, submit
+from offsetstore.local import spark, stack
 from tests.unit.local.test_submit import CONF, service
 stack.status = lambda: [service("PostgreSQL", {URL!r}), service("Kafka", {SERVERS!r})]
-submit.spark_conf = lambda: CONF
-submit.spark_environment = dict
+spark.spark_conf = lambda: CONF
+spark.spark_environment = dict
 home = Path(sys.argv.pop(1))
-submit.pyspark_directories = lambda: [home]
+spark.pyspark_directories = lambda: [home]
 from offsetstore.cli.main import main
 sys.argv[1:1] = ["local", "submit"]
 main()
@@ -53,8 +52,8 @@ def stack(*, kafka: bool = True) -> list[ServiceStatus]:
 
 @pytest.fixture
 def _spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "spark_conf", lambda: CONF)
-    monkeypatch.setattr(launch, "find_java", lambda: Java(Path("/jre/bin/java"), 17))
+    monkeypatch.setattr(spark, "spark_conf", lambda: CONF)
+    monkeypatch.setattr(spark, "find_java", lambda: Java(Path("/jre/bin/java"), 17))
 
 
 @pytest.mark.usefixtures("_spark")

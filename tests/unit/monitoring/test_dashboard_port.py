@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from offsetstore.errors import StoreUnavailable
-from offsetstore.monitoring.dashboard import application, serving
+from offsetstore.monitoring.dashboard import serving
 from offsetstore.monitoring.dashboard.serving import DashboardServer, DashboardSettings
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
@@ -89,7 +89,7 @@ def took(work: Callable[[], object]) -> float:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr(application, "_PAUSE", 0.3)
+    monkeypatch.setattr(serving, "_PAUSE", 0.3)
     with make_server() as server:
         wait_until(lambda: server._server.started)
         yield Client(server.url, server._server)
@@ -186,7 +186,7 @@ def test_who_is_at_work_keeps_the_place(client: Client, monkeypatch: pytest.Monk
     """Of four places, those of strangers go first, also if they are younger."""
     monkeypatch.setattr(serving, "most_connections", lambda: 4)
     _, cookie = client.sign_in()
-    monkeypatch.setattr(application, "_PAUSE", 1.0)
+    monkeypatch.setattr(serving, "_PAUSE", 1.0)
     slow = client.head("POST /login HTTP/1.1") + f"Cookie: {cookie}\r\nContent-Length: 7\r\n\r\ntoken="
     with client.connect(slow) as working, ExitStack() as flood:
         wait_until(lambda: any(one.is_at_work for one in client.server.server_state.connections))

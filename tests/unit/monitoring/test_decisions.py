@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from offsetstore import TopicPartition
-from offsetstore.monitoring.dashboard.decisions import Answers, Invalid, read, settled
+from offsetstore.monitoring.dashboard.forms import Answers, Invalid, read, settled
 from offsetstore.operations.letters import DiscardLetters, ReplayLetters
 from offsetstore.operations.outbox import DiscardRefused, RetryRefused, SetAside
 from offsetstore.operations.pauses import PauseGroup, ResumeGroup

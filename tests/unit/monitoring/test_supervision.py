@@ -15,7 +15,7 @@ from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.protocol.events import ClaimEnded, ClaimTaken, Event, QueryStatus, SinkMade
 from offsetstore.protocol.job_state import JobState
 from offsetstore.store import heartbeat
-from offsetstore.store.run_record import resident_bytes
+from offsetstore.store.heartbeat import resident_bytes
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.clock import Clock
 from tests.support.waiting import wait_until

@@ -17,10 +17,9 @@ from offsetstore.operations.group_state import GroupState, PartitionState, Topic
 from offsetstore.operations.group_status import GroupStatus, judge_group, standing, state_of
 from offsetstore.operations.people import LastRun, Requested
 from offsetstore.protocol.database import GroupRow, HistoryEvent
-from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.outbox import OutboxState, RelayState, RelayStatus, relay_state
 from offsetstore.protocol.ports import GroupSnapshot, LogEnds
-from offsetstore.protocol.runs import Ending, Run, RunState, RunStatus, telling_run
+from offsetstore.protocol.runs import Ending, FleetMember, Run, RunState, RunStatus, telling_run
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

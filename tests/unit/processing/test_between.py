@@ -12,7 +12,7 @@ import pytest
 
 from offsetstore import Claim, Work
 from offsetstore.errors import RowsRefused, StoreUnavailable
-from offsetstore.processing.between import Between, Tick, Turns
+from offsetstore.processing.between import Between, Tick
 from offsetstore.protocol.events import FlushEnded, IdleWorkChanged, IdleWorkFailed
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.recorder import Recorder
@@ -45,7 +45,7 @@ class Kept:
 
 def begin(claim: Claim, kept: Kept | None = None, tick: Callable[[Work], object] | None = None) -> Between:
     made = None if tick is None else Tick(tick, every=0.05)
-    return Between(claim, Turns(nullcontext), tick=made, buffered=kept, seconds=0.1 if kept else None)
+    return Between(claim, threading.RLock(), nullcontext, tick=made, buffered=kept, seconds=0.1 if kept else None)
 
 
 def a_while() -> None:

@@ -25,9 +25,9 @@ from offsetstore.processing.blame import (
     units_of,
 )
 from offsetstore.processing.unit import PlanOutdated
+from offsetstore.protocol.ports import Work
 from offsetstore.protocol.replay import decide
 from offsetstore.protocol.retries import Retries
-from offsetstore.protocol.work import Work
 from offsetstore.testing.memory import InMemoryOffsetStore
 
 P0 = TopicPartition("payments", 0)

@@ -30,7 +30,7 @@ from offsetstore.processing.put_back import PutBack
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.events import IdleWorkChanged, LettersReplayed
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, NewLetter, Payload, digest, rejected
-from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.starting import StartPolicy
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.testing.broker import StaticBroker

@@ -15,7 +15,7 @@ from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.unit import Ranges
 from offsetstore.protocol.letters import digest
-from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.starting import StartPolicy
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
 from offsetstore.testing.broker import StaticBroker

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, TopicPartition, Watermarks
-from offsetstore.protocol.fleet import fleet_name, may_share
+from offsetstore.protocol.runs import fleet_name, may_share
 
 OURS = fleet_name("cluster", "billing")
 

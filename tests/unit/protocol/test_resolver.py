@@ -27,10 +27,9 @@ from offsetstore.offsets import (
     TopicPartition,
     Watermarks,
 )
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
-from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.protocol.starting import Reason
+from offsetstore.protocol.starting import Reason, StartPolicy
+from offsetstore.protocol.store_facts import Stamp, digest
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 US, THEM = UUID(int=7), UUID(int=8)

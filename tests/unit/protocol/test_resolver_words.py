@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import pytest
 
 from offsetstore.errors import OffsetStoreError
-from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
-from offsetstore.protocol.stamp import digest
+from offsetstore.protocol.starting import StartPolicy
+from offsetstore.protocol.store_facts import digest
 from tests.unit.protocol.test_resolver import P0, P1, THEM, US, copy, kafka, row
 
 LOG = kafka({0: (10, 100)})

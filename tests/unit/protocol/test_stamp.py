@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from offsetstore.offsets import CommittedOffset
-from offsetstore.protocol.stamp import MAX_BYTES, Stamp, digest, latest_epoch
+from offsetstore.protocol.store_facts import MAX_BYTES, Stamp, digest, latest_epoch
 
 US, THEM = UUID(int=7), UUID(int=8)
 

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 
 from offsetstore import Append, Handler, OffsetRange, Retries, TopicPartition
-from offsetstore.consumer.delivery import Computation
-from offsetstore.consumer.outputs import ConsumerOutputs
+from offsetstore.consumer.delivery import Computation, ConsumerOutputs
 from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.errors import BrokerUnavailable, FunctionFailed, LockTimeout, Outage, RowsRefused, SinkError
 from offsetstore.kafka.broker import _Requests

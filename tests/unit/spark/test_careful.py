@@ -14,8 +14,8 @@ import pytest
 from offsetstore import Append, OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed
 from offsetstore.processing.blame import Halve
-from offsetstore.processing.by_record import RowsByRecord
 from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.outputs import RowsByRecord
 from offsetstore.protocol.letters import LetterError
 from offsetstore.spark import careful
 from offsetstore.spark.careful import Careful, OfRanges

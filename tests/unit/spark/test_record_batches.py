@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from offsetstore.errors import SinkError
-from offsetstore.spark.executors import record_batches
-from offsetstore.spark.executors.record_batches import InputCutOff, Parts, RecordBatches
+from offsetstore.spark.executors import task
+from offsetstore.spark.executors.task import InputCutOff, Parts, RecordBatches
 
 SCHEMA = pa.schema([("id", pa.int64())])
 FIRST, SECOND = (cast("Any", pa).RecordBatch.from_pydict({"id": ids}, schema=SCHEMA) for ids in ([1, 2], [3]))
@@ -74,7 +74,7 @@ def test_results_that_did_not_arrive_are_missed(monkeypatch: pytest.MonkeyPatch)
     def made(*_: object) -> CutOff:
         return rdd
 
-    monkeypatch.setattr(record_batches, "RDD", made)
+    monkeypatch.setattr(task, "RDD", made)
     parts = Parts(rdd, SCHEMA, context)
 
     with pytest.raises(SinkError, match="did not all arrive"):

@@ -11,7 +11,7 @@ from offsetstore.errors import RowsRefused
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.outputs import reject_of
 from offsetstore.protocol.letters import LetterError
-from offsetstore.spark.rejects import COLUMN, are_rejected, none_rejected
+from offsetstore.spark.columns import REJECT_COLUMN, are_rejected, none_rejected
 
 arrow = cast("Any", pa)
 STRUCT = arrow.struct([("code", arrow.string()), ("reason", arrow.string())])
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.behaviour("DLQ-12")
 
 def batch(kind: Any, *given: Any) -> Any:
     columns = [arrow.array(range(len(given))), arrow.array(given, kind)]
-    return arrow.RecordBatch.from_arrays(columns, names=["n", COLUMN])
+    return arrow.RecordBatch.from_arrays(columns, names=["n", REJECT_COLUMN])
 
 
 @pytest.mark.parametrize(

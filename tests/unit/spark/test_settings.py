@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from offsetstore import Append, Claim, DeadLetters, Execute, Flush, Handler, TransactionalSink, Upsert
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.processing.handling import check_order
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
+from offsetstore.spark.columns import KAFKA_COLUMNS
 from offsetstore.spark.settings import MANAGER, READER, SinkSettings, tuned
 from offsetstore.spark.stateful import _check_file_manager  # pyright: ignore[reportPrivateUsage] - pure
 

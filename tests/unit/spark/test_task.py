@@ -15,8 +15,7 @@ from psycopg.errors import CheckViolation
 from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import FunctionEnded, OffsetStoreError, SinkError, StaleClaim
 from offsetstore.protocol.replay import decide
-from offsetstore.spark.executors.record_batches import InputCutOff
-from offsetstore.spark.executors.task import TaskEnding, TaskResult, Tasks
+from offsetstore.spark.executors.task import InputCutOff, TaskEnding, TaskResult, Tasks
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.work import here

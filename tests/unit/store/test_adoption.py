@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from offsetstore.cli.commands import cli
 from offsetstore.errors import ConfigurationError, UncertainBatch
 from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
-from offsetstore.protocol.policy import StartPolicy
-from offsetstore.protocol.starting import Reason
+from offsetstore.protocol.starting import Reason, StartPolicy
 from offsetstore.store.adoption import LocalFiles, QueryCheckpoint, read, read_adoption
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.broker import StaticBroker

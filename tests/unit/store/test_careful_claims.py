@@ -14,8 +14,8 @@ from offsetstore.errors import FunctionEnded, OffsetOutOfRange, TopicRecreated
 from offsetstore.offsets import CommittedOffset
 from offsetstore.processing.plan import check_topics
 from offsetstore.protocol.retries import Retries
-from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
+from offsetstore.protocol.store_facts import Stamp
 from offsetstore.store import acquire
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker

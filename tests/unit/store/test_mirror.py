@@ -17,8 +17,8 @@ from offsetstore.errors import BrokerRefused, BrokerUnavailable, MetadataRefused
 from offsetstore.offsets import CommittedOffset, TopicLog, Watermarks
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.events import MirrorTried
-from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason, Start
+from offsetstore.protocol.store_facts import Stamp, digest
 from offsetstore.store import mirror as mirrors
 from offsetstore.store import sessions
 from offsetstore.store.claim import ClaimRequest

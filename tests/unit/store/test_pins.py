@@ -9,7 +9,7 @@ import pytest
 
 from offsetstore import OffsetRange, StartPolicy, TopicPartition
 from offsetstore.offsets import CommittedOffset
-from offsetstore.protocol.stamp import Stamp
+from offsetstore.protocol.store_facts import Stamp
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 GROUP = "billing"

@@ -27,8 +27,8 @@ from offsetstore.protocol.events import (
     WatchedQuery,
 )
 from offsetstore.protocol.runs import Ending, JobError, RunStatus
-from offsetstore.store import run_record
-from offsetstore.store.run_record import RunRecord
+from offsetstore.store import heartbeat
+from offsetstore.store.heartbeat import RunRecord
 
 TOKEN = Token(4, UUID(int=4))
 RANGES = {TopicPartition("payments", 0): OffsetRange(0, 40)}
@@ -193,7 +193,7 @@ def test_the_mirrors_failure_is_one_error_until_it_copies_again(record: RunRecor
 def test_one_save_follows_the_other_and_does_not_wait_for_ever(
     record: RunRecord, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_record, "_PATIENCE", 0.05)
+    monkeypatch.setattr(heartbeat, "_PATIENCE", 0.05)
     begun, go_on = Event(), Event()
 
     @contextmanager

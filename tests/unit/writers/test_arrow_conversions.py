@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 import pytest
 
 from offsetstore import Append, Handler, Upsert
-from offsetstore.consumer.outputs import ConsumerOutputs as ConsumersOutputs
+from offsetstore.consumer.delivery import ConsumerOutputs as ConsumersOutputs
 from offsetstore.errors import ColumnMismatch
 from offsetstore.processing.handled_rows import columns_of, schema_of
 from offsetstore.processing.outputs import CheckedOutputs
 from offsetstore.writers.arrow.casts import find_cast, lossless_type
 from offsetstore.writers.arrow.kinds import SparkType
+from offsetstore.writers.into_table import match_columns
 from offsetstore.writers.table.conversions import conversion
-from offsetstore.writers.table.matching import match_columns
 from tests.support.type_pairs import COLUMNS, SOURCES
 
 WALL: Final = dt.datetime(2024, 7, 1, 12, 30, 15, 123456)  # noqa: DTZ001 - a wall clock's time has no zone

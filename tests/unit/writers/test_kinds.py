@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.processing.by_record import RowsByRecord
 from offsetstore.processing.handled_rows import arrow_rows, schema_of
 from offsetstore.processing.handling import CallOutcome, Record
+from offsetstore.processing.outputs import RowsByRecord
 from offsetstore.writers import Append
 from offsetstore.writers.arrow import kinds
 from offsetstore.writers.arrow.casts import find_cast

@@ -25,17 +25,18 @@ from offsetstore.monitoring.dashboard.context import (
     lag_of,
     show,
 )
-from offsetstore.monitoring.dashboard.decisions import (
+from offsetstore.monitoring.dashboard.forms import (
     DECISIONS,
     Answers,
     AnyOperation,
     Invalid,
+    TicketRefused,
     names_letters,
     premise,
     read,
+    read_fields,
     settled,
 )
-from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.letters import LettersDecided, ReplayLetters
@@ -117,7 +118,10 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         decision = read(name, fields, answers)
         if wrong := _wrong(given, group):
             return _show_plan(request, name, decision, group, fields, status=400, entered=given, wrong=wrong)
-        by = By(reason, _actor(request, given.get("who", "").strip()), lock_timeout=actions.store.timeouts.lock)
+        who = given.get("who", "").strip()
+        # The guard has compared the host with the server's names.
+        dashboard = f"dashboard at {request.headers['host']}, {this_process()}"
+        by = By(reason, f"{who}, {dashboard}" if who else dashboard, lock_timeout=actions.store.timeouts.lock)
         try:
             done = carry_out(actions.store.database, decision, by, if_plan=given["premise"] or None)
         except (errors.PlanChanged, errors.GroupBusy) as refused:
@@ -152,6 +156,9 @@ def _show_form(
     error: OffsetStoreError | None = None,
 ) -> Response:
     """Ask, with what was entered before, and what was wrong with it."""
+    status = 400 if wrong else 200
+    if error is not None:
+        status = next((status for status, kinds in _STATUSES if isinstance(error, kinds)), _UNAVAILABLE)
     more: dict[str, Any] = {}
     if name in {"replay", "discard"}:
         more["is_chosen"] = names_letters(given)
@@ -163,7 +170,7 @@ def _show_form(
     return show(
         request,
         "action_form.html",
-        status=_status(error) if error else 400 if wrong else 200,
+        status=status,
         action=name,
         group=group,
         given={key: text for key, text in given.items() if key not in _ENTERED},
@@ -276,13 +283,6 @@ def _answers(request: Request, group: str, *, reason: str = "", fence: bool = Fa
     return Answers(group, actions.kafka_groups.get(group, group), actions.broker, reason, fence)
 
 
-def _actor(request: Request, who: str) -> str:
-    """Who the person claims to be, and the dashboard."""
-    # The guard has compared the host with the server's names.
-    dashboard = f"dashboard at {request.headers['host']}, {this_process()}"
-    return f"{who}, {dashboard}" if who else dashboard
-
-
 def _ours(error: Exception) -> OffsetStoreError:
     """Make the error ours: the library raises unexpected errors as the database's."""
     if isinstance(error, errors.OffsetStoreError):
@@ -290,10 +290,6 @@ def _ours(error: Exception) -> OffsetStoreError:
     if (ours := of_database(error)) is None:
         raise error
     return ours
-
-
-def _status(error: OffsetStoreError) -> int:
-    return next((status for status, kinds in _STATUSES if isinstance(error, kinds)), _UNAVAILABLE)
 
 
 def _next_step(error: OffsetStoreError | None) -> str:

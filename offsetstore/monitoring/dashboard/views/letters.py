@@ -11,8 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.errors import ConfigurationError, UnknownGroup, UnknownLetter
-from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, number_in, show
-from offsetstore.monitoring.dashboard.rendering import link
+from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, link, number_in, show
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from offsetstore.operations.stored_letters import ErrorGroup
 from offsetstore.protocol.letters import CAUSES, OPEN, STATES

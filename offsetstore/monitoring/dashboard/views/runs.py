@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, number_in, page_of, show
-from offsetstore.monitoring.dashboard.rendering import link
+from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, link, number_in, page_of, show
 from offsetstore.offsets import MAX_OFFSET
 from offsetstore.operations.group_status import STATES
 from offsetstore.protocol.database import EVENTS
@@ -33,7 +32,11 @@ def history(request: Request) -> Response:
         ::-1
     ]
     event = events[0] if events else None
-    same = {"group": name, "event": event, "since": None if since is None else _in_form(since)}
+    same = {
+        "group": name,
+        "event": event,
+        "since": None if since is None else since.replace(tzinfo=None).isoformat(timespec="minutes"),
+    }
     shown = lines[:ON_A_PAGE]
     return show(
         request,
@@ -58,10 +61,6 @@ def _since(text: str) -> datetime | None:
         return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
-
-
-def _in_form(at: datetime) -> str:
-    return at.replace(tzinfo=None).isoformat(timespec="minutes")
 
 
 RUNS_ON_A_PAGE: Final = 10

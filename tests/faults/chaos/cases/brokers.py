@@ -19,8 +19,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.properties import KafkaPorts, SaslUser, server_properties
-from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.kafka_properties import KafkaPorts, SaslUser, server_properties
 from offsetstore.local.servers import LOOPBACK, free_port
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene

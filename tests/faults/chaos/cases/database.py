@@ -7,7 +7,7 @@ from typing import Final, cast
 
 import psycopg
 
-from offsetstore.local.postgres.server import StopMode
+from offsetstore.local.postgres import StopMode
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Job, Scene
 from tests.faults.chaos.means.breaking import (

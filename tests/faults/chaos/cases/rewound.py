@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from offsetstore.local.postgres.binaries import find_binaries, unprivileged_account
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer, find_binaries, unprivileged_account
 from offsetstore.postgres.migrate import downgrade, upgrade
-from offsetstore.protocol.stamp import Stamp
+from offsetstore.protocol.store_facts import Stamp
 from offsetstore.testing.fixtures import copy_database
 from tests.faults.chaos.harness.expected import Stretch
 from tests.faults.chaos.harness.mirrored import committed

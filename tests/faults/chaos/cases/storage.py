@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from offsetstore.local.postgres.binaries import temporary_directory, unprivileged_account
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.postgres import PostgresServer, temporary_directory, unprivileged_account
 from offsetstore.postgres.migrate import downgrade
 from offsetstore.postgres.schema import HEAD
 from tests.faults.chaos.harness.registry import fault

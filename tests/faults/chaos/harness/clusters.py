@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final, Literal
 
+from offsetstore.local.java import QUICK, find_java
 from offsetstore.local.servers import LOOPBACK, Watchdog, answers, end_process, free_port
-from offsetstore.local.spark.java import QUICK, find_java
-from offsetstore.local.spark.launch import spark_environment
+from offsetstore.local.spark import spark_environment
 from tests.faults.chaos.harness.job import SPARK_VARIABLE
 from tests.support.cluster import cluster_conf, spark_home
 from tests.support.waiting import PATIENCE, wait_until

@@ -35,7 +35,7 @@ from offsetstore import (
     TransactionalSink,
 )
 from offsetstore.errors import OffsetStoreError, RowsRefused
-from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
+from offsetstore.local.spark import local_session, quick_conf, spark_conf
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.runtime import failpoints
 from offsetstore.spark.sink import SparkTransform

@@ -10,8 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
+from offsetstore.protocol.ports import Work, Writer
 from offsetstore.writers import Append, Execute, Upsert
 from tests.faults.chaos.harness.gate import pass_gate
 

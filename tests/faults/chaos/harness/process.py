@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import psutil
 
-from offsetstore.local.spark.launch import spark_environment
+from offsetstore.local.spark import spark_environment
 from offsetstore.testing import job_process
 from offsetstore.testing.job_process import OutputLine
 from tests.faults.chaos.harness.clusters import Clusters, Kind

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from tests.faults.chaos.harness.job import Way
 from tests.faults.chaos.harness.process import JobPool
 from tests.faults.chaos.harness.registry import Fault

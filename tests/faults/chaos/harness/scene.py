@@ -17,8 +17,8 @@ from uuid import uuid4
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.kafka import admin
-from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.local.kafka import KafkaBroker
+from offsetstore.local.postgres import PostgresServer
 from offsetstore.testing.fixtures import copy_database
 from offsetstore.testing.job_process import OutputLine
 from tests.faults.chaos.harness.clusters import Kind

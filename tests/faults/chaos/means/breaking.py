@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, cast
 
 import psutil
 
-from offsetstore.local.postgres.server import StopMode
+from offsetstore.local.postgres import StopMode
 from offsetstore.store.identity import name_prefix
 from tests.faults.chaos.harness.process import TARGETS, Target
 from tests.faults.chaos.harness.scene import Job, Scene, Supervisor

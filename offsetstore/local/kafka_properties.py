@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offsetstore.errors import BrokerUnavailable, MissingDependency
+from offsetstore.local.java import find_java
 from offsetstore.local.servers import LOOPBACK, free_port
-from offsetstore.local.spark.java import find_java
 
 STARTED = "Kafka Server started"
 """What the broker's log says once it serves all its listeners."""

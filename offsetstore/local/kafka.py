@@ -14,7 +14,10 @@ from pathlib import Path
 from uuid import uuid4
 
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, OffsetStoreError
-from offsetstore.local.kafka.properties import (
+from offsetstore.local import Notice
+from offsetstore.local.jars import KAFKA_BROKER, jars
+from offsetstore.local.java import ARCHIVE_SECONDS, QUICK, archive_of, find_java, reading
+from offsetstore.local.kafka_properties import (
     LOG4J,
     STARTED,
     Certificates,
@@ -26,10 +29,6 @@ from offsetstore.local.kafka.properties import (
     server_properties,
 )
 from offsetstore.local.servers import LOOPBACK, EmbeddedServer, answers, known, tail
-from offsetstore.local.spark.artifacts import KAFKA_BROKER
-from offsetstore.local.spark.class_archive import ARCHIVE_SECONDS, archive_of, reading
-from offsetstore.local.spark.jars import Notice, jars
-from offsetstore.local.spark.java import QUICK, find_java
 
 _STOP_SECONDS = 20
 _LOOK_SECONDS = 0.05

@@ -1,4 +1,4 @@
-"""``offsetstore reset``: move a group's stored offsets; the options are named as in kafka-consumer-groups."""
+"""A group's stored offsets: ``offsetstore reset`` moves them; ``metadata`` is what is stored beside them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import IO, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Decide, decide_options
-from offsetstore.cli.output import echo
-from offsetstore.errors import ExitCode
-from offsetstore.offsets import MAX_OFFSET, TopicPartition
+from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
+from offsetstore.cli.output import Table, echo, even_unread
+from offsetstore.errors import ExitCode, MetadataError
+from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from offsetstore.operations.resets import Partitions, Reset, ResetTarget, ShiftBy
+from offsetstore.protocol.metadata import Metadata, from_json
 from offsetstore.text import counted, visible
 
 _KEYS: Final = (
@@ -23,7 +24,7 @@ _KEYS: Final = (
     "claim_id=token.claim_id] replayed_letters to_datetime partitions=moves[*topic_partition stored=from_offset "
     "new=to_offset beginning=log.beginning end=log.end suspect]"
 )
-# In the order of _target's arguments.
+# In the order of _target's arguments, and named as in kafka-consumer-groups.
 _TARGETS: Final = (
     "--to-earliest",
     "--to-latest",
@@ -264,3 +265,101 @@ def _print_csv(done: Reset) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows((*move.topic_partition, move.to_offset) for move in done.moves)
     echo(text.getvalue(), nl=False)
+
+
+_AS_IT_IS = Metadata(serializer=str, deserializer=str)
+
+
+@click.group()
+def metadata() -> None:
+    """Show or rewrite the metadata of a consumer group's offsets."""
+
+
+@metadata.command("get")
+@options.group_option
+@click.argument("topic", callback=options.names)
+@click.argument("partition", type=click.IntRange(0, MAX_PARTITION), required=False)
+@ask_options
+def get_metadata(*, group: str, topic: str, partition: int | None, ask: AskOptions) -> None:
+    """Show the metadata of a topic's partitions, or of one, as text.
+
+    Exit code 1 if the store has no offset of them.
+
+    \b
+    Keys of --format json:
+      group, topic
+      partitions[]  partition, stored, metadata (a text, or null)
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore metadata get -g billing payments 0
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    with ask.open() as store:
+        rows = store.offsets(group)
+    found = {tp: row for tp, row in rows.items() if tp.topic == topic and partition in {None, tp.partition}}
+    if not found:
+        named = topic if partition is None else TopicPartition(topic, partition)
+        click.echo(visible(f"The store has no offset of {named} for group {group!r}."), err=True)
+        raise click.exceptions.Exit(ExitCode.NO)
+    partitions = [
+        {"partition": tp.partition, "stored": row.next_offset, "metadata": row.metadata} for tp, row in found.items()
+    ]
+    rows = [(tp, row.next_offset, row.metadata) for tp, row in found.items()]
+    made = {"group": group, "topic": topic, "partitions": partitions}
+    ask.show(made, Table(("partition", "#stored", "metadata"), rows))
+
+
+@metadata.command("set")
+@options.group_option
+@click.argument("topic", callback=options.names)
+@click.argument("partition", type=click.IntRange(0, MAX_PARTITION))
+@click.argument("value", required=False)
+@click.option("--text", is_flag=True, help="Store VALUE as it is, for a job with a format of its own.")
+@click.option("--clear", is_flag=True, help="Store none, instead of VALUE.")
+@options.reason_option
+@ask_options
+def set_metadata(
+    *,
+    group: str,
+    topic: str,
+    partition: int,
+    value: str | None,
+    text: bool,
+    clear: bool,
+    reason: str,
+    ask: AskOptions,
+) -> None:
+    """Rewrite the metadata of a partition, at the offset that is stored.
+
+    VALUE is JSON, unless --text is given. No job is fenced: a running job's next batch keeps the new value, unless it
+    writes one of its own. What it read when it claimed the group stays in its cache.
+
+    Exit code 1 if there is no such group, 2 if VALUE is not JSON or the store has no such partition, and 5 if VALUE is
+    too large.
+
+    \b
+    Keys of --format json:
+      group, topic, partition, stored
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore metadata set -g billing payments 0 '{"checked": true}'
+          --reason "ticket 17"
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    if (value is None) is not clear or (clear and text):
+        raise click.UsageError("Give a VALUE, or --clear.")
+    tp = TopicPartition(topic, partition)
+    written: object = value
+    if value is not None and not text:
+        try:
+            written = from_json(value)
+        except MetadataError:
+            raise click.UsageError(
+                "VALUE is not JSON. A string needs quotes of its own, '\"like this\"'; --text stores any text as it is."
+            ) from None
+    formats = _AS_IT_IS if text else None
+    with ask.open() as store:
+        stored = store.write_metadata(group, tp, written, reason=reason, formats=formats)
+    made = {"group": group, "topic": topic, "partition": partition, "stored": stored}
+    with even_unread():
+        ask.show(made, f"{'Cleared' if clear else 'Wrote'} the metadata of {tp} at offset {stored}.")

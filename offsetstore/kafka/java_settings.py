@@ -58,7 +58,8 @@ def authorities(location: str, password: str | None) -> str:
         _refuse_truststore("keytool could not be run")
     if done.returncode:
         said = re.search(r"^keytool error: (.*)", done.stdout, re.MULTILINE)
-        _refuse_truststore(f"keytool can't read it{f' ({said[1]})' if said and not _holds(said[1], password) else ''}")
+        is_shown = said is not None and not (password and password in said[1])
+        _refuse_truststore(f"keytool can't read it{f' ({said[1]})' if said and is_shown else ''}")
     entries = re.split(r"^Alias name: ", done.stdout, flags=re.MULTILINE)[1:]
     # An entry with a key has a chain: Java trusts the key's own certificate, which comes first, and so do we.
     certificates = [match[0] for entry in entries if (match := _CERTIFICATE.search(entry))]
@@ -87,10 +88,6 @@ def _keytool() -> Path | None:
         directories += [Path(java).parent, Path(java).resolve().parent]
     names = (str(directory / "keytool") for directory in directories)
     return next((Path(program) for name in names if (program := shutil.which(name))), None)
-
-
-def _holds(text: str, password: str | None) -> bool:
-    return bool(password) and password in text
 
 
 def _refuse_truststore(what: str) -> NoReturn:
@@ -131,26 +128,23 @@ def parse_jaas(line: str) -> Login:
         (librdkafka supports none). The message never holds a value.
     """
     tokens = _tokens(line)
-    if not _is_one_module(tokens):
-        _refuse_jaas("it must name exactly one login module")
+    match tokens:
+        case [_, flag, *given, ";"] if flag.lower() in _FLAGS and ";" not in given:
+            pass
+        case _:
+            _refuse_jaas("it must name exactly one login module")
     # Without its package: some platforms ship Kafka's classes under another one.
     module = tokens[0].rpartition(".")[2]
     if module not in _PASSWORD_MODULES:
         _refuse_jaas(f"unknown login module {module}")
-    options = _options(tokens[2:-1])
+    if len(given) % 3 or any(mark != "=" for mark in given[1::3]):
+        _refuse_jaas("options must be name=value")
+    options = dict(zip(given[0::3], given[2::3], strict=True))
     if options.get("tokenauth", "").lower() == "true":
         _refuse_jaas("librdkafka does not support delegation tokens (tokenauth)")
     if not options.get("username") or not options.get("password"):
         _refuse_jaas(f"{module} needs a username and a password")
     return Login(options["username"], options["password"], _PASSWORD_MODULES[module])
-
-
-def _is_one_module(tokens: list[str]) -> bool:
-    match tokens:
-        case [_, flag, *options, ";"]:
-            return flag.lower() in _FLAGS and ";" not in options
-        case _:
-            return False
 
 
 def _tokens(line: str) -> list[str]:
@@ -164,12 +158,6 @@ def _tokens(line: str) -> list[str]:
         tokens.append(match["word"] or match["mark"] if quoted is None else _ESCAPE.sub(r"\1", quoted))
         position = match.end()
     return tokens
-
-
-def _options(tokens: list[str]) -> dict[str, str]:
-    if len(tokens) % 3 or any(mark != "=" for mark in tokens[1::3]):
-        _refuse_jaas("options must be name=value")
-    return dict(zip(tokens[0::3], tokens[2::3], strict=True))
 
 
 def _refuse_jaas(what: str) -> NoReturn:

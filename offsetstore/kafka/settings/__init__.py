@@ -1,1 +1,0 @@
-"""Spark's and Java's settings, translated for librdkafka."""

@@ -1,5 +1,0 @@
-"""A real PostgreSQL without installation."""
-
-from offsetstore.local.postgres.server import PostgresServer
-
-__all__ = ["PostgresServer"]

@@ -1,1 +1,0 @@
-"""Spark on this machine, with what it needs to read Kafka."""
