@@ -152,7 +152,6 @@ class Transaction:
                 locks.settle_passed(session, locks.remaining, gone)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
-            locks.is_locked = False  # the rows may have been locked, and then a letter was not free
             locks.error = locks.timed_out(self._database, self._lock_timeout, error)
             self._claim.unblock(locks.partitions)  # the next attempt then finds them free
             raise locks.error from error.__cause__
