@@ -106,7 +106,7 @@ class LazyGroup(click.Group):
         )
 
     def invoke(self, ctx: click.Context) -> object:
-        try:
+        try:  # around the other: its messages, too, may meet the closed pipe
             try:
                 return super().invoke(ctx)
             except OffsetStoreError as error:

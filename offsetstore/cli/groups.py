@@ -330,7 +330,7 @@ def status(*, group: str, kafka: options.Kafka, ask: AskOptions) -> None:
         schema = store.database.schema
     letters = {**{name: state.dead_letters.get(name, 0) for name in OPEN}, "job_replays": state.replays_letters}
     database = "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown"
-    rows = [_row(tp, part) for tp, part in state.partitions.items()]
+    rows = [_partition_row(tp, part) for tp, part in state.partitions.items()]
     made = document(state, _STATUS_KEYS, database=database, dead_letters=letters)
     members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.members else []
     ask.show(made, *_head(state, identity, schema), *members, Table(_STATUS_COLUMNS, rows), *_notes(state))
@@ -378,7 +378,7 @@ def _outbox(outbox: OutboxState, at: datetime, listing: str) -> Iterator[str]:
         yield f"Kafka refuses {counted(outbox.refused, 'row')} of the outbox: `{listing}` names them."
 
 
-def _row(tp: TopicPartition, part: PartitionState) -> tuple[object, ...]:
+def _partition_row(tp: TopicPartition, part: PartitionState) -> tuple[object, ...]:
     committed = part.committed.next_offset if part.committed else None
     epoch = part.stored.token.epoch if part.stored else None
     end = part.log.end if part.log else None

@@ -22,7 +22,7 @@ from offsetstore.text import command, counted, short
 
 _BY_TOPIC: Final = ("group", "state", "topic", "#partitions", "#lag", "#behind", "#headroom")
 _BY_PARTITION: Final = ("group", "partition", "#stored", "#end", "#lag", "#behind", "#headroom")
-_KEYS: Final = (
+_LAG_KEYS: Final = (
     "groups[group live=is_live paused=owner.is_paused lag behind_seconds=lag_seconds "
     "topics[topic=@ lag behind_seconds=lag_seconds behind_is_bound=is_bound headroom beyond_end without_offset "
     "error partitions[partition=@.partition stored=stored.next_offset beginning=log.beginning end=log.end lag "
@@ -114,8 +114,8 @@ def lag(
         if group is not None and group not in found.groups:
             fail_unknown(store, group)
         if watch is not None:
-            _watch(found, look, watch, ask, by_partition=partitions)
-    ask.show(document(found, _KEYS), *_text(found, by_partition=partitions))
+            _watch_lag(found, look, watch, ask, by_partition=partitions)
+    ask.show(document(found, _LAG_KEYS), *_lag_text(found, by_partition=partitions))
     # After the answer: what is stored is shown all the same.
     if found.broker_error is not None:
         raise found.broker_error
@@ -123,14 +123,14 @@ def lag(
         raise click.exceptions.Exit(ExitCode.NO)
 
 
-def _watch(found: Lag, look: Callable[[], Lag], seconds: float, ask: AskOptions, *, by_partition: bool) -> NoReturn:
+def _watch_lag(found: Lag, look: Callable[[], Lag], seconds: float, ask: AskOptions, *, by_partition: bool) -> NoReturn:
     while True:
         if sys.stdout.isatty():
             click.clear()
         if ask.as_json:
-            print_json(document(found, _KEYS), in_one_line=True)
+            print_json(document(found, _LAG_KEYS), in_one_line=True)
         else:
-            print_text(*_text(found, by_partition=by_partition))
+            print_text(*_lag_text(found, by_partition=by_partition))
         # Printed, not raised: Kafka may answer the next look.
         if found.broker_error is not None:
             print_error(str(found.broker_error), {})
@@ -138,8 +138,8 @@ def _watch(found: Lag, look: Callable[[], Lag], seconds: float, ask: AskOptions,
         found = look()
 
 
-def _text(found: Lag, *, by_partition: bool) -> Iterator[str | Table]:
-    yield _table(found, by_partition=by_partition)
+def _lag_text(found: Lag, *, by_partition: bool) -> Iterator[str | Table]:
+    yield _lag_table(found, by_partition=by_partition)
     for group, state in found.groups.items():
         for name, topic in state.topics.items():
             if topic.error is not None:
@@ -153,7 +153,7 @@ def _text(found: Lag, *, by_partition: bool) -> Iterator[str | Table]:
             yield f"{group}, {tp}: has stood for {short(part.age)}, with unread records, while others advanced."
 
 
-def _table(found: Lag, *, by_partition: bool) -> Table:
+def _lag_table(found: Lag, *, by_partition: bool) -> Table:
     rows: list[tuple[object, ...]] = []
     for group, state in found.groups.items():
         if by_partition:

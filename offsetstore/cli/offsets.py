@@ -1,4 +1,4 @@
-"""A group's stored offsets: ``offsetstore reset`` moves them; ``metadata`` is what is stored beside them."""
+"""A group's stored offsets: ``offsetstore reset`` moves them, ``metadata`` shows and rewrites what is beside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from offsetstore.operations.resets import Partitions, Reset, ResetTarget, ShiftB
 from offsetstore.protocol.metadata import Metadata, from_json
 from offsetstore.text import counted, visible
 
-_KEYS: Final = (
+_RESET_KEYS: Final = (
     "group reason executed plan=digest live=met_live_owner fenced[name=owner epoch=token.epoch "
     "claim_id=token.claim_id] replayed_letters to_datetime partitions=moves[*topic_partition stored=from_offset "
     "new=to_offset beginning=log.beginning end=log.end suspect]"
@@ -179,7 +179,7 @@ def reset(
             to = f"--by-duration leads to {led_to.isoformat()}"
             notes.append(f"{to}: repeat this plan with --to-datetime and that time.")
         time = target if isinstance(target, datetime) else None
-        decide.print_plan(done, _KEYS, *notes, to_datetime=time)
+        decide.print_plan(done, _RESET_KEYS, *notes, to_datetime=time)
 
     with decide.open() as store:
         done = decide.carry_out(

@@ -728,8 +728,9 @@ class Membership:
         deadline = time.monotonic() + seconds
         while True:
             while self._writing is not None and (left := deadline - time.monotonic()) > 0:
-                done, _ = wait([self._writing], timeout=min(_POLL, left))
-                if done or (self._runner.is_waiting and self.is_running()):
+                # No variable has the future: its error will refer to this frame.
+                is_done = bool(wait([self._writing], timeout=min(_POLL, left)).done)
+                if is_done or (self._runner.is_waiting and self.is_running()):
                     break
             if self._is_busy():
                 return False

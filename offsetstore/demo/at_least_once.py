@@ -11,7 +11,8 @@ import threading
 import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
-from offsetstore.demo.job import JobSettings, carrier_delays, parse, pause, start_session
+from offsetstore.demo.job import carrier_delays, parse, start_session
+from offsetstore.demo.job_settings import JobSettings, pause
 from offsetstore.demo.tables import JDBC_NAME, THEIRS
 from offsetstore.local.spark import stop_session
 from offsetstore.postgres.url import connection_parameters

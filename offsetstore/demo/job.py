@@ -7,18 +7,16 @@ in one transaction. It ends when the whole topic is stored. If some flights are 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore import Append, Broker, DeadLetters, OffsetStore, TransactionalSink, Upsert
-from offsetstore.demo.flights import BOOTSTRAP, GROUP, TOPIC
+from offsetstore.demo.flights import GROUP
+from offsetstore.demo.job_settings import JobSettings, pause
 from offsetstore.demo.tables import ADDED, COLUMNS, KEY, OURS, WORST, connected
-from offsetstore.errors import ConfigurationError
 from offsetstore.local.java import QUICK
 from offsetstore.local.spark import local_session, quick_conf, spark_conf, stop_session
 from offsetstore.protocol.events import BatchStarted, Event
@@ -26,73 +24,9 @@ from offsetstore.runtime import failpoints
 from offsetstore.spark import tuned
 from offsetstore.testing.job_process import BatchPrinter, print_event
 
-URL: Final = "OFFSETSTORE_URL"
-CHECKPOINTS: Final = "OFFSETSTORE_DEMO_CHECKPOINTS"
-BATCH: Final = "OFFSETSTORE_DEMO_BATCH"
-DEAD_LETTERS: Final = "OFFSETSTORE_DEMO_DEAD_LETTERS"
-"""``1``: the exactly-once job keeps flights that can't be written as dead letters."""
-REQUIRED: Final = frozenset({URL, BOOTSTRAP})
-"""The others have defaults."""
-PAUSE: Final = "OFFSETSTORE_DEMO_PAUSE"
-"""``point:nth``: stops the job there, in its nth batch, to be killed."""
-
 _TYPES = {"bigint": "bigint", "integer": "int", "text": "string", "timestamptz": "timestamp"}
 _SCHEMA = ", ".join(f"{name} {_TYPES[type_]}" for name, type_ in COLUMNS.items())
 _CORRUPT: Final = "_corrupt_record"  # Spark puts what it can't read into a column of this name
-
-
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """Where a job reads and writes, how many records a micro-batch may have, and whether some become dead letters."""
-
-    url: str
-    bootstrap_servers: str
-    checkpoints: Path
-    batch: int
-    dead_letters: bool = False
-
-    @classmethod
-    def from_environment(cls) -> Self:
-        """Read the settings.
-
-        :raises ConfigurationError: one of `REQUIRED` is not set.
-        """
-        if missing := sorted(name for name in REQUIRED if not os.environ.get(name)):
-            raise ConfigurationError(
-                "the demo's job needs more settings",
-                found=f"no {', '.join(missing)}",
-                expected="both, in the environment",
-            )
-        return cls(
-            os.environ[URL],
-            os.environ[BOOTSTRAP],
-            Path(os.environ.get(CHECKPOINTS, "checkpoints")),
-            int(os.environ.get(BATCH, "14033")),
-            os.environ.get(DEAD_LETTERS) == "1",
-        )
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables that `from_environment` reads these settings from."""
-        return {
-            URL: self.url,
-            BOOTSTRAP: self.bootstrap_servers,
-            CHECKPOINTS: str(self.checkpoints),
-            BATCH: str(self.batch),
-            DEAD_LETTERS: "1" if self.dead_letters else "",
-        }
-
-    def kafka_options(self) -> dict[str, str]:
-        return {
-            "kafka.bootstrap.servers": self.bootstrap_servers,
-            "subscribe": TOPIC,
-            "maxOffsetsPerTrigger": str(self.batch),
-        }
-
-
-def pause() -> tuple[str, int]:
-    """Read from `PAUSE` where the job is to stop, and in which batch: by default in batch 0, which never comes."""
-    point, _, nth = os.environ.get(PAUSE, "").partition(":")
-    return point, int(nth or 0)
 
 
 def start_session(name: str) -> SparkSession:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from offsetstore.demo.flights import DemoFailed, Ledger
-from offsetstore.demo.job import PAUSE, JobSettings
+from offsetstore.demo.job_settings import PAUSE, JobSettings
 from offsetstore.demo.tables import OURS, THEIRS, Findings, JobTables, LandingWatch, Observation, verify
 from offsetstore.testing.job_process import JobProcess, OutputLine
 

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from offsetstore.demo.flights import Ledger, choose, count_produced, produce_flights, read_flights, records_of
-from offsetstore.demo.job import JobSettings
+from offsetstore.demo.job_settings import JobSettings
 from offsetstore.demo.kills import POISON_POINTS, DemoJob, DemoSupervisor, JobName, JobResult, plan
 from offsetstore.demo.tables import add_rules, connected
 from offsetstore.kafka.admin import NewRecord

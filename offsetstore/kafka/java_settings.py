@@ -58,8 +58,8 @@ def authorities(location: str, password: str | None) -> str:
         _refuse_truststore("keytool could not be run")
     if done.returncode:
         said = re.search(r"^keytool error: (.*)", done.stdout, re.MULTILINE)
-        is_shown = said is not None and not (password and password in said[1])
-        _refuse_truststore(f"keytool can't read it{f' ({said[1]})' if said and is_shown else ''}")
+        shown = f" ({said[1]})" if said and not (password and password in said[1]) else ""
+        _refuse_truststore(f"keytool can't read it{shown}")
     entries = re.split(r"^Alias name: ", done.stdout, flags=re.MULTILINE)[1:]
     # An entry with a key has a chain: Java trusts the key's own certificate, which comes first, and so do we.
     certificates = [match[0] for entry in entries if (match := _CERTIFICATE.search(entry))]

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
+Notice: TypeAlias = Callable[[str], None]
+
 
 def cache_directory() -> Path:
     """Return the directory of downloads and state; it may not exist yet.
@@ -29,9 +31,6 @@ def locked(path: Path) -> Generator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-Notice: TypeAlias = Callable[[str], None]
 
 
 @contextmanager

@@ -160,10 +160,11 @@ class RenameGroup(Fencing[NewName]):
         token = Token(max(session.lock_group(name).epoch for name in (group, new)) + 1, uuid4())
         # A pause that has ended by itself gets its line under the old name, and does not move to the new one.
         end_pause(session, group, owner, by.who)
-        tx = people(session)
-        tx.rows(LOCK_SAMPLES, group=group)
+        # `new` has no rows, and all rows of both groups are locked.
+        operator = people(session)
+        operator.rows(LOCK_SAMPLES, group=group)
         for table in _TABLES:
-            tx.run(RENAME_SAMPLES if table == "samples" else RENAME_IN % table, group=group, new=new)
+            operator.run(RENAME_SAMPLES if table == "samples" else RENAME_IN % table, group=group, new=new)
         session.write_pause(new, owner.pause if owner is not None else None)
         session.write_pause(group, None)
         # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.

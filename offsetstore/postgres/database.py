@@ -1,4 +1,7 @@
-"""Connections to PostgreSQL: begins sessions, and runs the queries beside them, here and in another process."""
+"""Connections to PostgreSQL: begins sessions, and runs the queries beside them.
+
+`DatabaseAddress` tells another process how to connect: it pickles, and holds no secret.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,10 @@ class PostgresDatabase:
         return PostgresSession(lambda: self._connect(engine, begins=True), self._place, settings)
 
     def _connect(self, engine: Engine, *, begins: bool = False) -> Connection:
-        """Take a connection, and begin SQLAlchemy's transaction; nothing is sent, except by hooks of the engine."""
+        """Take a connection.
+
+        :param begins: whether to begin SQLAlchemy's transaction, too. That sends nothing, except by the engine's hooks.
+        """
         # A forked child would send its SQL into the parent's transaction (decision 0053).
         expect_own(self._pid)
         try:

@@ -640,7 +640,8 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         finally:
             connection._autocommit = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         [settings] = results[0].rows
-        # The role, the database, or SQL in an earlier transaction may have made such a setting.
+        # With others, the server would skip triggers, foreign keys or policies. The role, the database, or SQL in an
+        # earlier transaction may have set them.
         for name, expected in _EXPECTED.items():
             if (value := getattr(settings, name)) != expected:
                 self.rollback()

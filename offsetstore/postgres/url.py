@@ -1,6 +1,6 @@
 """Turns database URLs of all usual forms into an engine on psycopg 3. No error here shows a password.
 
-Spark jobs often have JDBC URLs. Source of their forms and names: the PostgreSQL JDBC driver's documentation,
+Spark jobs often have JDBC URLs. Their forms and names are those of the PostgreSQL JDBC driver's documentation,
 "Initializing the Driver". Parameters that only tune that driver (``reWriteBatchedInserts``, ``prepareThreshold``, ...)
 mean nothing to libpq; they are left out and logged.
 """
@@ -54,8 +54,8 @@ _PORTS = re.compile(r"[0-9, ]*")
 _JDBC_URL = re.compile(r"jdbc:postgresql:(?://(?P<hosts>[^/?]*))?/?(?P<database>[^?]*)(?:\?(?P<query>.*))?", re.DOTALL)
 _JDBC_HOST = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<name>[^:\[\]@]*))(?::(?P<port>\d+))?")
 
-# The names that differ from libpq's.
-_RENAMED = {
+# JDBC's names that differ from libpq's.
+_JDBC_RENAMED = {
     "ApplicationName": "application_name",
     "channelBinding": "channel_binding",
     "connectTimeout": "connect_timeout",
@@ -63,9 +63,9 @@ _RENAMED = {
     "loginTimeout": "connect_timeout",
     "requireAuth": "require_auth",
 }
-# The driver's other parameters (PGProperty in its sources). Any other name is not logged: it may be the rest of a
+# The JDBC driver's other parameters (PGProperty in its sources). Any other name is not logged: it may be the rest of a
 # password with an & in it.
-_ITS_OWN = """
+_JDBC_ONLY = """
 adaptiveFetch adaptiveFetchMaximum adaptiveFetchMinimum allowEncodingChanges assumeMinServerVersion
 authenticationPluginClassName autosave binaryTransfer binaryTransferDisable binaryTransferEnable cancelSignalTimeout
 classLoaderStrategy cleanupSavepoints connectExecutor connectExecutorArg convertBooleanToNumeric
@@ -79,7 +79,7 @@ readOnlyMode receiveBufferSize reWriteBatchedInserts reWriteBatchedInsertsSize s
 socketFactory socketFactoryArg socketTimeout sslfactoryarg sslhostnameverifier sslNegotiation sslpasswordcallback
 sslResponseTimeout sspiServiceClass stringtype tcpNoDelay unknownLength useSpnego xmlFactoryFactory
 """
-_SERVER_TYPES = {
+_JDBC_SERVER_TYPES = {
     "any": "any",
     "master": "primary",
     "preferPrimary": "any",
@@ -179,16 +179,16 @@ def _translated(given: Mapping[str, str]) -> dict[str, str]:
     parameters: dict[str, str] = {}
     ignored: list[str] = []
     for name, value in given.items():
-        libpq = _RENAMED.get(name, name)
+        libpq = _JDBC_RENAMED.get(name, name)
         if name == "targetServerType":
-            parameters["target_session_attrs"] = _SERVER_TYPES.get(value, value)
+            parameters["target_session_attrs"] = _JDBC_SERVER_TYPES.get(value, value)
         elif name == "tcpKeepAlive":
             parameters["keepalives"] = "1" if value.lower() == "true" else "0"
         elif libpq in known:
             parameters[libpq] = value
         elif name not in {"ssl", "sslfactory", "currentSchema"}:
             ignored.append(name)
-    its_own = sorted(set(_ITS_OWN.split()).intersection(ignored))
+    its_own = sorted(set(_JDBC_ONLY.split()).intersection(ignored))
     if its_own:
         _log.info("ignored parameters of the JDBC URL that only the JDBC driver supports: %s", ", ".join(its_own))
     if unknown := len(ignored) - len(its_own):

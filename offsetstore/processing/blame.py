@@ -858,14 +858,8 @@ class _Judge:
                 return False
             good = _first(good, self.size, lambda _, end, left_out=left_out: self._refuses(end, left_out))
             others.append(self._record(good - 1))
-        # Without rows of others, only the refusal itself can tell: what any record would meet blames none. Or the
-        # record can't be computed, and those before it still can be, once more: a function may take only so many
-        # calls, a quota (decision 0077).
-        if not (
-            self.rows
-            or speaks_for_itself(self.refused)
-            or (self.before and not self._computes(cut(self.rest, 0, 1)) and self._computes(self.before))
-        ):
+        # Without rows of others, only the refusal itself can tell: what any record would meet blames none.
+        if not (self.rows or speaks_for_itself(self.refused) or self._computes_only_others()):
             return False
         # With the record, the rest must be refused whichever of the others are there: a record that another one
         # compensates is not the cause, like the two legs of a ledger entry, each of which is refused alone.
@@ -880,6 +874,11 @@ class _Judge:
             may_be &= not self._refuses(step + 1, begin=step)
             step *= 2
         return self.has_passed or may_be
+
+    def _computes_only_others(self) -> bool:
+        """Tell whether the record can't be computed, and then the records before it still can be."""
+        # Once more, since a function may take only so many calls, a quota (decision 0077).
+        return bool(self.before) and not self._computes(cut(self.rest, 0, 1)) and self._computes(self.before)
 
     def _computes(self, part: Ranges) -> bool:
         try:

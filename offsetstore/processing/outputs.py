@@ -1,6 +1,6 @@
 """The outputs of a transform: their writers, the checks of their rows, and the rows of each record.
 
-Of computed rows the record is known, so that single records can be left out.
+Each computed row is kept with the record that it was made from, so that single records can be left out.
 """
 
 from __future__ import annotations

@@ -116,7 +116,10 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
 
 
 def _own_row(claim: Claim) -> GroupRow | None:
-    """The group's row, read without retries; ``None`` if the claim is stale."""
+    """The group's row, read without retries; ``None`` if the claim is stale.
+
+    If its pause has ended by itself, the history gets its line.
+    """
     owner = read(claim.database, lambda session: session.group(claim.group))
     if owner is None or owner.token != claim.group_token:
         return None

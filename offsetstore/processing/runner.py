@@ -223,7 +223,7 @@ class Runner:
 
     def _run(self, number: int, take: Callable[[], AbstractContextManager[Taken | None]]) -> None:
         self.error, self._ranges = None, {}
-        stored, ended = Stored(), None
+        stored, ended, taken = Stored(), None, None
         # What fails before there is a delivery is told like any other failure (decision 0066).
         try:
             self.claim.require_open()
@@ -232,6 +232,7 @@ class Runner:
                 with take() as taken:
                     ended = None if taken is None else self._write(taken, stored)
             finally:
+                taken = None  # an error refers to this frame: it must not keep the delivery's records
                 # After `take` has ended its block, whose events about the delivery come first.
                 if ended is not None:
                     self.claim.observers.on(ended)

@@ -176,7 +176,10 @@ class Stored:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Adds up the seconds of each phase, from now on."""
+    """Adds up the seconds of each phase.
+
+    :param seconds: those to start from; later ones are added to this dict.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     _since: float = field(default_factory=time.monotonic, init=False)

@@ -117,7 +117,7 @@ class BatchEnded:
 
     def __post_init__(self) -> None:
         # Counted once for all observers: there may be thousands of partitions.
-        object.__setattr__(self, "offsets", count_offsets(self.ranges if self.is_well else self.stored))
+        object.__setattr__(self, "offsets", count_offsets(self.done))
 
     @property
     def is_well(self) -> bool:

@@ -30,8 +30,9 @@ class Position(NamedTuple):
     delivered: int
 
 
-def unknown_marking(marking: str) -> ConfigurationError:
-    return ConfigurationError('marking must be "automatic" or "manual"', found=repr(marking))
+def check_marking(marking: str) -> None:
+    if marking not in MARKINGS:
+        raise ConfigurationError('marking must be "automatic" or "manual"', found=repr(marking))
 
 
 def base(tp: TopicPartition, stored: int, position: Position | None) -> int:

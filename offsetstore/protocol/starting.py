@@ -1,6 +1,6 @@
-"""Where a job starts: what its start may do where the safe answer is to stop, and the resolver's answer.
+"""Where a job starts: its policy, for cases in which it is safe only to stop, and the resolver's result.
 
-The answer is an offset and a reason for each partition, for Spark and for people.
+The result is an offset and a reason for each partition, for Spark and for people.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class StoreIdentity:
             )
 
 
-MAX_BYTES: Final = 4095
+MAX_COMMITTED_BYTES: Final = 4095
 """The longest metadata that a broker accepts by default, in bytes of UTF-8.
 
 Kafka's ``offset.metadata.max.bytes`` is 4,096, and librdkafka adds a zero byte of its own.
@@ -103,7 +103,9 @@ Kafka's ``offset.metadata.max.bytes`` is 4,096, and librdkafka adds a zero byte 
 _MAX_EPOCH: Final = 2**62
 # It ends at a semicolon: librdkafka reads until a zero byte, so that what others have committed can have anything after
 # its end (decision 0010).
-_FORM = re.compile(r"offsetstore:(?:1|2:(?P<group>[0-9a-f]{12})):(?P<store>[0-9a-f-]{36}):(?P<epoch>\d{1,19})(?:;|$)")
+_STAMP_FORM = re.compile(
+    r"offsetstore:(?:1|2:(?P<group>[0-9a-f]{12})):(?P<store>[0-9a-f-]{36}):(?P<epoch>\d{1,19})(?:;|$)"
+)
 
 
 def digest(group: str) -> str:
@@ -131,22 +133,22 @@ class Stamp:
         return self.store_id == store_id and (self.group is None or group is None or self.group == group)
 
     def text(self, metadata: str | None = None) -> str:
-        """The text to commit: the stamp, followed by the metadata if both fit into `MAX_BYTES`."""
+        """The text to commit: the stamp, followed by the metadata if both fit into `MAX_COMMITTED_BYTES`."""
         version = "1" if self.group is None else f"2:{self.group}"
         stamp = f"offsetstore:{version}:{self.store_id}:{self.epoch};"
         whole = stamp + (metadata or "")
-        return whole if len(whole.encode()) <= MAX_BYTES else stamp
+        return whole if len(whole.encode()) <= MAX_COMMITTED_BYTES else stamp
 
     @staticmethod
     def of(committed: CommittedOffset | None) -> Stamp | None:
         """Read the stamp of a committed offset; ``None`` if no store made the commit."""
-        found = _FORM.match(committed.metadata or "") if committed is not None else None
-        return None if found is None else _read(found["store"], found["epoch"], found["group"])
+        found = _STAMP_FORM.match(committed.metadata or "") if committed is not None else None
+        return None if found is None else _stamp(found["store"], found["epoch"], found["group"])
 
 
 # The copies of one claim have one stamp: a claim of 10,000 partitions parses and makes it once (decision 0073).
 @lru_cache
-def _read(store: str, epoch: str, group: str | None) -> Stamp | None:
+def _stamp(store: str, epoch: str, group: str | None) -> Stamp | None:
     try:
         stamp = Stamp(UUID(store), int(epoch), group)
     except ValueError:

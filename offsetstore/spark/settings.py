@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.runner import RunnerSettings
-from offsetstore.protocol.marking import MARKINGS, unknown_marking
+from offsetstore.protocol.marking import check_marking
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.spark.columns import KAFKA_COLUMNS
 from offsetstore.store.claim import Claim
@@ -51,8 +51,7 @@ class SinkSettings(RunnerSettings):
         listed = list(writers)
         if self.atomicity not in {"batch", "partition"}:
             raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(self.atomicity))
-        if self.marking not in MARKINGS:
-            raise unknown_marking(self.marking)
+        check_marking(self.marking)
         self._check_unstored(listed)
         self.check_dead_letters(listed)
         self.check_handler(handler)

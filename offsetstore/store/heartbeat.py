@@ -1,4 +1,4 @@
-"""A claim's heartbeat, and the record of its run, which is saved after each.
+"""A claim's heartbeat, and the record of its run, which is saved after each heartbeat.
 
 The next claim checks the heartbeat for ``takeover="wait"`` and ``"refuse"``. The record tells what the job does and
 meets: for ``job_runs`` or ``member_runs``, and ``job_errors``.

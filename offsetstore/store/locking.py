@@ -27,7 +27,7 @@ from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.process import expect_own
 from offsetstore.store.identity import ClaimInfo, taken_by
-from offsetstore.store.term import NONE, Terms
+from offsetstore.store.term import NO_OFFSET, Terms
 
 
 class Locks:
@@ -276,13 +276,14 @@ class Locks:
     def settle_passed(
         self, session: Session, ranges: Ranges, gone: Collection[tuple[TopicPartition, int]] = ()
     ) -> None:
-        """Supersede the letters in the ranges, except those of records that are gone; delete the attempts in them.
+        """Supersede the letters in the ranges, except those of records that are gone.
 
-        Letters below the ranges' ends are overtaken, unless later records of their keys wait.
+        Delete the attempts below the ranges' ends, and mark letters below them as overtaken, unless later records of
+        their keys wait.
         """
         claim, terms = self.claim, self.terms
         letters = {tp: range_ for tp, range_ in ranges.items() if terms[tp].letter >= range_.from_}
-        below = {tp: range_ for tp, range_ in ranges.items() if terms[tp].sequence != NONE and range_}
+        below = {tp: range_ for tp, range_ in ranges.items() if terms[tp].sequence != NO_OFFSET and range_}
         if self.is_in_sequence:
             below = {}
         if letters or below:

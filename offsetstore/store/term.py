@@ -17,7 +17,7 @@ from offsetstore.protocol.database import Session
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.metadata import Text
 
-NONE: Final = -1
+NO_OFFSET: Final = -1
 # One lock for all terms: a term is pickled with a `TaskClaim`, and a lock can't be.
 _changing: Final = threading.Lock()
 
@@ -47,9 +47,9 @@ class Term:
     """
 
     metadata: Text = None
-    letter: int = NONE
-    failure: int = NONE
-    sequence: int = NONE
+    letter: int = NO_OFFSET
+    failure: int = NO_OFFSET
+    sequence: int = NO_OFFSET
     position: Position | None = None
     next: ForNextAdvance | None = None
     has_row: bool = True
@@ -57,7 +57,7 @@ class Term:
     @property
     def has_failure(self) -> bool:
         """Whether there is a failed attempt at a record that is still to be read."""
-        return self.failure != NONE
+        return self.failure != NO_OFFSET
 
     def store(self, text: Text) -> None:
         with _changing:
@@ -79,11 +79,11 @@ class Term:
     def passed(self, range_: OffsetRange, *, in_sequence: bool = False) -> None:
         """Forget letters and attempts below the range's end, once that is committed."""
         if self.letter < range_.until:
-            self.letter = NONE
+            self.letter = NO_OFFSET
         if self.failure < range_.until:
-            self.failure = NONE
+            self.failure = NO_OFFSET
         if not in_sequence and self.sequence < range_.until:
-            self.sequence = NONE
+            self.sequence = NO_OFFSET
 
 
 Terms: TypeAlias = Mapping[TopicPartition, Term]
@@ -96,9 +96,11 @@ def begin(
     letters, sequences = session.open_letters(group)
     failures: dict[TopicPartition, int] = {}
     for tp, offset in session.failures(group):
-        failures[tp] = max(offset, failures.get(tp, NONE))
+        failures[tp] = max(offset, failures.get(tp, NO_OFFSET))
     return {
-        tp: Term(metadata.get(tp), letters.get(tp, NONE), failures.get(tp, NONE), sequences.get(tp, NONE))
+        tp: Term(
+            metadata.get(tp), letters.get(tp, NO_OFFSET), failures.get(tp, NO_OFFSET), sequences.get(tp, NO_OFFSET)
+        )
         for tp in partitions
     }
 

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from offsetstore.errors import (
     ConnectionLost,
@@ -35,7 +35,7 @@ from offsetstore.protocol.arguments import check_seconds
 from offsetstore.protocol.database import Advance, Savepoints, Session
 from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.letters import Payload
-from offsetstore.protocol.marking import MARKINGS, Marking, unknown_marking
+from offsetstore.protocol.marking import Marking, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text
 from offsetstore.protocol.outbox import OutboxRecord, outbox_record
 from offsetstore.protocol.replay import Decision, Outcome
@@ -54,6 +54,9 @@ from offsetstore.store.unknown_commit import Advanced, resolve_commit
 _ENDED: Final = "a COMMIT or ROLLBACK inside the transaction ended it, or undid its advance"
 
 
+_P = TypeVar("_P", Letters, Marks, Notes)
+
+
 class _Latest(threading.local):
     """The transaction that each thread began last; another one inside it is refused."""
 
@@ -69,8 +72,7 @@ class Transaction:
     def __init__(
         self, store: Connected, claim: ClaimInfo, *, lock_timeout: float | None = None, marking: Marking = "automatic"
     ) -> None:
-        if marking not in MARKINGS:
-            raise unknown_marking(marking)
+        check_marking(marking)
         if lock_timeout is not None:
             check_seconds("lock_timeout", lock_timeout, or_zero=True)
         claim.require_log()
@@ -87,9 +89,7 @@ class Transaction:
         self._is_trial = False
         self._advanced: set[TopicPartition] = set()
         self._locks = Locks(claim, is_manual=marking == "manual")
-        self._notes: Notes | None = None
-        self._marks: Marks | None = None
-        self._letters: Letters | None = None
+        self._parts: dict[type[Any], Any] = {}
 
     # -- the block begins
 
@@ -185,23 +185,19 @@ class Transaction:
         self._locks.locked("tx.ranges")
         return self._locks.remaining
 
-    @property
-    def notes(self) -> Notes:
-        """The metadata that it reads and writes."""
-        self._notes = self._notes or Notes(self._locks)
-        return self._notes
+    def _part(self, kind: type[_P]) -> _P:
+        # Made when it is first asked for. Threads that share the transaction must get the same one.
+        return self._parts.get(kind) or self._parts.setdefault(kind, kind(self._locks))
 
     @property
     def marks(self) -> Marks:
         """The offsets, batches and turns that it marks."""
-        self._marks = self._marks or Marks(self._locks)
-        return self._marks
+        return self._part(Marks)
 
     @property
     def letters(self) -> Letters:
         """The dead letters that it writes and replays."""
-        self._letters = self._letters or Letters(self._locks)
-        return self._letters
+        return self._part(Letters)
 
     def mark(self, tp: TopicPartition, next_offset: int, *, metadata: object | Keep = KEEP) -> None:
         """Store this offset when the block ends: see `Work.mark`."""
@@ -209,11 +205,11 @@ class Transaction:
 
     def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
         """The partition's metadata: see `Work.metadata`."""
-        return self.notes.read(tp, cache=cache)
+        return self._part(Notes).read(tp, cache=cache)
 
     def write_metadata(self, tp: TopicPartition, value: object) -> None:
         """Write metadata; an `advance` in this transaction keeps it: see `Work.write_metadata`."""
-        self.notes.write(tp, value)
+        self._part(Notes).write(tp, value)
 
     def dead_letter(
         self, tp: TopicPartition, offset: int, reason: str, *, code: str | None = None, payload: Payload | None = None
@@ -252,7 +248,7 @@ class Transaction:
             raise ProtocolMisuse('tx.advance was called with marking="manual"', next_step="Call tx.mark.")
         session = self._locks.locked("tx.advance")
         wanted = self._locks.wanted(ranges, self._advanced)
-        self._move(session, wanted, self.notes.at_advance(wanted, metadata))
+        self._move(session, wanted, self._part(Notes).at_advance(wanted, metadata))
 
     def finish(self, ranges: Ranges, metadata: Mapping[TopicPartition, Text] | None = None) -> None:
         """Do `advance` and `check_deferred`, and check that the transaction is whole, in one round trip.
@@ -268,7 +264,7 @@ class Transaction:
         if not locks.is_manual:
             # Most jobs keep no metadata, and need no `Notes`.
             is_plain = not metadata and all(term.next is None for term in locks.terms.values())
-            texts = {} if is_plain else self.notes.at_finish(wanted, metadata or {})
+            texts = {} if is_plain else self._part(Notes).at_finish(wanted, metadata or {})
             self._move(session, wanted, texts, is_last=True)
         elif metadata:
             raise ProtocolMisuse("tx.finish was given metadata with manual marking", next_step="Give it to tx.mark.")
@@ -305,12 +301,15 @@ class Transaction:
     def _store_marks(self, session: Session) -> None:
         ranges = self.marks.ranges()
         self._locks.settle_passed(session, ranges)
-        self._move(session, ranges, self.notes.texts(self.marks.offsets, self.marks.texts), is_last=True)
+        self._move(session, ranges, self._part(Notes).texts(self.marks.offsets, self.marks.texts), is_last=True)
 
     def _move(
         self, session: Session, ranges: Ranges, texts: Mapping[TopicPartition, Text], *, is_last: bool = False
     ) -> None:
-        """Move the rows to the ranges' ends. Where COMMIT is next, deferred constraints are checked, and the whole."""
+        """Move the rows to the ranges' ends.
+
+        :param is_last: COMMIT is next, so deferred constraints are checked, too, and that the transaction is whole.
+        """
         failpoints.reach("before_advance")
         advance = Advance(self._claim.group, self._claim.token, ranges, texts, self._id)
         if is_last:
@@ -397,7 +396,7 @@ class Transaction:
             locked=tuple(locks.partitions),
             wrote=locks.has_written,
             makes_rows=locks.makes_rows,
-            mark=None if self._marks is None else self._marks.batch,
+            mark=self.marks.batch if Marks in self._parts else None,
         )
         moved = partial(locks.let_go, self._advanced)
         happened: bool | None = None
@@ -417,11 +416,11 @@ class Transaction:
         terms = self._locks.terms
         for term in terms.values():
             term.has_row = True
-        for tp, used in self._notes.used.items() if self._notes is not None else ():
+        for tp, used in self._part(Notes).used.items() if Notes in self._parts else ():
             terms[tp].forget(used)
         for tp, range_ in self._locks.settled.items():
             terms[tp].passed(range_, in_sequence=self._locks.is_in_sequence)
-        for tp, offset in self._letters.sequences if self._letters is not None else ():
+        for tp, offset in self.letters.sequences if Letters in self._parts else ():
             terms[tp].note_sequence(offset)
         if self._locks.is_manual:
             for tp, position in self.marks.positions().items():

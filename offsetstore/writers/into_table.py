@@ -103,9 +103,9 @@ class IntoTable(ABC):
         return [Misfit(row, found[row]) for row in sorted(found)]
 
     def _refusals(self, names: Collection[str] = (), *, copied: str | None = None) -> AbstractContextManager[None]:
-        # A name with a dot inside can't be written as an option's value.
-        is_readable = "." not in f"{self.table.schema or ''}{self.table.name}"
-        grants = [self.option, str(self.table)] if is_readable else None
+        # An option's value can't name a table with a dot in its name.
+        can_be_option = "." not in f"{self.table.schema or ''}{self.table.name}"
+        grants = [self.option, str(self.table)] if can_be_option else None
         return refusals(self.table, names, copied=copied, grants=grants)
 
     @abstractmethod
@@ -171,7 +171,7 @@ class Append(IntoTable):
 
     def send(self, driver: psycopg.Connection, target: Target, matches: list[Match], stream: Stream) -> None:
         """See `IntoTable`."""
-        encoding, rows = Encoding(self.table, matches), map(drop_kafka, stream)
+        encoding, rows = self.encoding(matches, stream.schema), map(self.flat, stream)
         # Where policies apply, PostgreSQL refuses COPY, but not INSERT.
         if not target.has_policies:
             copy_batches(driver, self.table.identifier, encoding, rows)
@@ -215,7 +215,10 @@ class _Mismatch:
             self.expected[name] = expected
 
     def explain(self, name: str, arrow: pa.DataType, columns: Mapping[str, Column], words: RowMaker) -> None:
-        """Say why a column of the rows does not match, and what to do about it."""
+        """Say why `match_columns` has found no match for a column of the rows, and what to do about it.
+
+        The last case is all that `find_cast` refuses.
+        """
         column = columns.get(name)
         if column is None:
             near = _near(name, columns)

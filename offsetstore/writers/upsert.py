@@ -31,8 +31,8 @@ _COORDINATES = {
     "partition": Column(name=f"{KAFKA}.partition", type_name="integer", kind="int4"),
     "offset": Column(name=f"{KAFKA}.offset", type_name="bigint", kind="int8"),
 }
-_ARROW = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
-# Their columns in the temporary table: NULL if none are copied.
+_COORDINATE_TYPES = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
+# The coordinates' columns in the temporary table: NULL if none are copied.
 _NO_COORDINATES = sql.SQL(
     """NULL::text COLLATE "C" AS {topic}, NULL::integer AS {partition}, NULL::bigint AS {offset}"""
 )
@@ -178,7 +178,7 @@ class Upsert(IntoTable):
         """See `IntoTable`; the coordinates are copied too, if there are any."""
         if KAFKA not in schema.names:
             return Encoding(self.table, matches)
-        coordinates = [Match(column, Cast(_ARROW[field])) for field, column in _COORDINATES.items()]
+        coordinates = [Match(column, Cast(_COORDINATE_TYPES[field])) for field, column in _COORDINATES.items()]
         return Encoding(self.table, [*matches, *coordinates])
 
     def flat(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -188,7 +188,7 @@ class Upsert(IntoTable):
         flat, coordinates = drop_kafka(batch), cast("Any", batch).column(KAFKA)
         for field, column in _COORDINATES.items():
             values = cast("Any", pc).struct_field(coordinates, field)
-            flat = flat.append_column(column.name, values.cast(_ARROW[field]))
+            flat = flat.append_column(column.name, values.cast(_COORDINATE_TYPES[field]))
         return flat
 
     def _keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -134,24 +134,27 @@ def find_cast(given: pa.DataType, column: Column) -> Cast | None:
     if source is not None and pa.types.is_null(source):
         return Cast(pa.bool_())
     into_json = column.kind in {"json", "jsonb"}
-    if (
-        source is None
-        or lossless_type(column)
-        # Of Spark's own types, only a variant can be written: as the JSON that Spark makes of it.
-        or has_type(source, lambda kind: isinstance(kind, SparkType) and not (into_json and is_variant(kind)))
-    ):
+    if source is None or lossless_type(column) or has_type(source, partial(_is_unwritable, into_json=into_json)):
         return None
     if column.kind == "uuid":
         return _uuid(source)
     if into_json and not is_string(source) and not is_binary(source) and not is_json(source):
         return Cast(pa.string(), before=_JSON_CHECKS, make=_json_texts)
     found = _array(source, column) if column.kind == "array" else _scalar(source, column.kind, column.modifier)
-    # Whether Arrow has the cast.
-    with suppress(pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        if found is not None:
-            cast_values(cast("Any", pa).nulls(0, source), found.arrow)
-            return found
-    return None
+    return found if found and _arrow_can(source, found.arrow) else None
+
+
+def _is_unwritable(kind: pa.DataType, *, into_json: bool) -> bool:
+    # Of Spark's own types, only a variant can be written: as the JSON that Spark makes of it.
+    return isinstance(kind, SparkType) and not (into_json and is_variant(kind))
+
+
+def _arrow_can(source: pa.DataType, target: pa.DataType) -> bool:
+    try:
+        cast_values(cast("Any", pa).nulls(0, source), target)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return False
+    return True
 
 
 def lossless_type(column: Column) -> str | None:
@@ -186,7 +189,7 @@ def _uuid(source: pa.DataType) -> Cast | None:
 
 def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # noqa: PLR0911 - a table, row by row
     known = pa.types
-    source = _stored(source, kind) if isinstance(source, pa.BaseExtensionType) else source
+    source = _stored(source, kind)
     match kind:
         case "int2" | "int4" | "int8":
             fits = known.is_integer(source) or known.is_floating(source) or known.is_decimal(source)
@@ -276,7 +279,7 @@ def _json_texts(array: pa.Array[Any]) -> pa.Array[Any]:
         reason = "a map with a duplicate key"
         raise Unfit(reason) from None
     if has_type(array.type, is_json):
-        values = [_marked(value, array.type) for value in values]
+        values = [_marked_json(value, array.type) for value in values]
     return pa.array([None if value is None else _json_text(value) for value in values], pa.string())
 
 
@@ -286,7 +289,7 @@ class _Json(str):
     __slots__ = ()
 
 
-def _marked(value: Any, kind: Any) -> Any:
+def _marked_json(value: Any, kind: Any) -> Any:
     """Mark the texts inside a value that are JSON.
 
     :raises Unfit: a text is not JSON, and could end the object that it is in.
@@ -302,10 +305,10 @@ def _marked(value: Any, kind: Any) -> Any:
             raise Unfit(reason) from None
         return _Json(value)
     if types.is_struct(kind):
-        return {field.name: _marked(value[field.name], field.type) for field in kind}
+        return {field.name: _marked_json(value[field.name], field.type) for field in kind}
     if types.is_map(kind):
-        return {key: _marked(item, kind.item_type) for key, item in value.items()}
-    return [_marked(element, kind.value_type) for element in value] if types.is_list(kind) else value
+        return {key: _marked_json(item, kind.item_type) for key, item in value.items()}
+    return [_marked_json(element, kind.value_type) for element in value] if types.is_list(kind) else value
 
 
 def _json_text(value: Any) -> str:  # noqa: PLR0911 - one case a line reads better than a table
@@ -314,7 +317,7 @@ def _json_text(value: Any) -> str:  # noqa: PLR0911 - one case a line reads bett
             return value
         case dict():
             items = cast("dict[Any, Any]", value).items()
-            return "{" + ",".join(f"{_key(key)}:{_json_text(item)}" for key, item in items) + "}"
+            return "{" + ",".join(f"{_json_key(key)}:{_json_text(item)}" for key, item in items) + "}"
         case list():
             return "[" + ",".join(map(_json_text, cast("list[Any]", value))) + "]"
         case Decimal():
@@ -326,16 +329,16 @@ def _json_text(value: Any) -> str:  # noqa: PLR0911 - one case a line reads bett
         case None | bool() | int() | float() | str():
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
         case timedelta():
-            return json.dumps(_interval(value))
+            return json.dumps(_json_interval(value))
         case _:  # a UUID
             return json.dumps(str(value))
 
 
-def _key(key: Any) -> str:
+def _json_key(key: Any) -> str:
     return json.dumps(key, ensure_ascii=False) if isinstance(key, str) else json.dumps(_json_text(key).strip('"'))
 
 
-def _interval(value: timedelta) -> str:
+def _json_interval(value: timedelta) -> str:
     sign, length = ("-", -value) if value < timedelta(0) else ("", value)
     minutes, seconds = divmod(length.seconds, 60)
     fraction = f".{length.microseconds:06}".rstrip("0").rstrip(".")

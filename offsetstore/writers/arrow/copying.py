@@ -196,16 +196,18 @@ def _dump(connection: psycopg.Connection) -> Callable[[Any], object]:
 
 def _send_rows(copy: Copy, encoding: Encoding, batches: Iterable[pa.RecordBatch]) -> None:
     for number, row in enumerate(encoding.rows(batches)):
-        is_written = False
-        with suppress(*CONVERSION_ERRORS):
-            copy.write_row(row)
-            is_written = True
-        # What psycopg can't write, such as a character that the connection's encoding lacks.
-        if not is_written:
-            raise encoding.refusal(row, _dump(copy.connection))
+        _send_row(copy, encoding, row)
         if number == 0:
             copy.connection.pgconn.flush()
             failpoints.reach("in_copy")
+
+
+def _send_row(copy: Copy, encoding: Encoding, row: tuple[Any, ...]) -> None:
+    with suppress(*CONVERSION_ERRORS):
+        copy.write_row(row)
+        return
+    # What psycopg can't write, such as a character that the connection's encoding lacks.
+    raise encoding.refusal(row, _dump(copy.connection))
 
 
 class Encoding:
@@ -230,13 +232,7 @@ class Encoding:
         encoder = ArrowToPostgresBinaryEncoder.new_with_encoders(self._schema, builders)
         header = encoder.write_header()
         for batch in self._converted(batches):
-            rows: bytes | None = None
-            # pgpq's error quotes the refused value and does not name its column.
-            with suppress(*CONVERSION_ERRORS):
-                rows = encoder.write_batch(batch)
-            if rows is None:
-                raise self._unencodable(batch)
-            yield header + rows
+            yield header + self._encode(encoder, batch)
             header = b""
         yield header + encoder.finish()
 
@@ -290,11 +286,13 @@ class Encoding:
                     found |= {row: (match, why, match.cast.arrow) for row, why in refused.items()}
         return found
 
-    def _unencodable(self, batch: pa.RecordBatch) -> RowsRefused:
-        """Make the error for a batch that pgpq can't encode; raise it if it is a single column's."""
+    def _encode(self, encoder: Any, batch: pa.RecordBatch) -> bytes:
+        # pgpq's error for a refused value quotes it and does not name the column, so each column is tried afterwards.
+        with suppress(*CONVERSION_ERRORS):
+            return encoder.write_batch(batch)
         for match, array in zip(self._matches, cast("Any", batch).columns, strict=True):
             self._fit(match, array, partial(_encode_column, match))
-        return self._refused_rows()
+        raise self._refused_rows()
 
     def _converted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for whole in batches:

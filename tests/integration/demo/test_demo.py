@@ -24,7 +24,7 @@ from offsetstore import OffsetStore
 from offsetstore.cli.demo import demo
 from offsetstore.demo import at_least_once, job, kills, run
 from offsetstore.demo.flights import TOPIC, Ledger, produce_flights, read_flights, records_of
-from offsetstore.demo.job import URL, JobSettings
+from offsetstore.demo.job_settings import URL, JobSettings
 from offsetstore.demo.kills import POISON_POINTS, Kill
 from offsetstore.demo.tables import OURS, THEIRS, Findings, connected, verify
 from offsetstore.kafka.admin import delete_topic

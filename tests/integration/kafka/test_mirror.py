@@ -18,7 +18,7 @@ from confluent_kafka import Consumer
 from offsetstore import Broker, OffsetStore, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.kafka.admin import NewRecord, produce
 from offsetstore.local.kafka import KafkaBroker
-from offsetstore.protocol.store_facts import MAX_BYTES, Stamp, digest
+from offsetstore.protocol.store_facts import MAX_COMMITTED_BYTES, Stamp, digest
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import in_background
 from tests.support.consumer_groups import consumer_groups_tool
@@ -181,7 +181,7 @@ def test_metadata_goes_with_the_stamp_as_long_as_kafka_takes_it(
     for over in (-1, 0, 1):
         with store.claim(offsetstore_group, broker, topics=[topic]) as claim:
             stamp = Stamp(store.database.store_id(), claim.token.epoch, digest(offsetstore_group))
-            room = MAX_BYTES - len(stamp.text()) - 2  # as JSON it has quotes
+            room = MAX_COMMITTED_BYTES - len(stamp.text()) - 2  # as JSON it has quotes
             process(store, claim, p0, 40 + over, metadata="x" * (room + over))
         assert claim.mirror is not None
         assert not claim.mirror._stamp_only, "Kafka has refused it"

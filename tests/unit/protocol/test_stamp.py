@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from offsetstore.offsets import CommittedOffset
-from offsetstore.protocol.store_facts import MAX_BYTES, Stamp, digest, latest_epoch
+from offsetstore.protocol.store_facts import MAX_COMMITTED_BYTES, Stamp, digest, latest_epoch
 
 US, THEM = UUID(int=7), UUID(int=8)
 
@@ -43,11 +43,11 @@ def test_a_group_s_name_takes_no_more_room_than_another(group: str) -> None:
 @pytest.mark.parametrize("letter", ["x", "ü", "☃"])
 def test_metadata_that_would_make_it_too_long_is_left_out(letter: str) -> None:
     stamp = Stamp(US, 1, digest("billing"))
-    room = MAX_BYTES - len(stamp.text())
+    room = MAX_COMMITTED_BYTES - len(stamp.text())
     fits = letter * (room // len(letter.encode()))
 
     assert stamp.text(fits) == stamp.text() + fits
-    assert len(stamp.text(fits).encode()) <= MAX_BYTES
+    assert len(stamp.text(fits).encode()) <= MAX_COMMITTED_BYTES
     assert stamp.text(fits + letter) == stamp.text()
 
 

@@ -120,8 +120,8 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
             return _show_plan(request, name, decision, group, fields, status=400, entered=given, wrong=wrong)
         who = given.get("who", "").strip()
         # The guard has compared the host with the server's names.
-        dashboard = f"dashboard at {request.headers['host']}, {this_process()}"
-        by = By(reason, f"{who}, {dashboard}" if who else dashboard, lock_timeout=actions.store.timeouts.lock)
+        place = f"dashboard at {request.headers['host']}, {this_process()}"
+        by = By(reason, f"{who}, {place}" if who else place, lock_timeout=actions.store.timeouts.lock)
         try:
             done = carry_out(actions.store.database, decision, by, if_plan=given["premise"] or None)
         except (errors.PlanChanged, errors.GroupBusy) as refused:

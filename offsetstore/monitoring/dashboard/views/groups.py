@@ -70,7 +70,7 @@ def store(request: Request) -> Response:
         has_few_hot=share is not None and share < FEW,
         skew=None if lag is None else round(lag.clock_skew, 1),
         is_skewed=lag is not None and abs(lag.clock_skew) > SKEWED,
-        # Those to which stored offsets belong.
+        # The clusters to which stored offsets belong.
         clusters=sorted({row.cluster_id for row in stored if row.cluster_id is not None}),
         relay=None if lag is None else lag.store.relay,
         relay_text=None if lag is None else relay_in_words(lag.store.relay),
@@ -289,7 +289,7 @@ def group(request: Request) -> Response:
     partitions = chosen.sorted(found, stands)
     pages = max(1, -(-len(partitions) // PARTITIONS_ON_A_PAGE))
     page = min(page_of(request), pages)
-    # Those with an error first, then by lag, the largest first.
+    # Topics with an error come first, then those with the largest lag.
     by_trouble = sorted(
         (topic.error is None, -(topic.lag or 0), topic_name) for topic_name, topic in found.topics.items()
     )
