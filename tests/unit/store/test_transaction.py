@@ -7,7 +7,7 @@ The contract (`tests.contract.misuse`) shows that nothing is written when it ref
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
@@ -33,7 +33,8 @@ from offsetstore.errors import (
     Unadvanced,
     UnexpectedCommit,
 )
-from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.offsets import OffsetRange, Token, TopicPartition
+from offsetstore.protocol.database import Advance
 from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.letters import Payload
 from offsetstore.runtime import failpoints
@@ -69,9 +70,17 @@ class Session(MemorySession):
         if self.database.at_commit is not None:
             raise self.database.at_commit
 
-    def finish(self, advance: Any) -> tuple[int, bool]:
-        moved, is_whole = super().finish(advance)
+    def finish(self, move: Advance) -> tuple[int, bool]:
+        moved, is_whole = super().finish(move)
         return moved + self.database.moved_too_many, is_whole and not self.database.was_cut
+
+    def advance(self, move: Advance) -> int:
+        self.database.sent.append("advance")
+        return super().advance(move)
+
+    def lock_group(self, group: str) -> Token:
+        self.database.sent.append("lock_group")
+        return super().lock_group(group)
 
     def may_have_raised(self, error: BaseException) -> bool:
         return error not in self.database.of_others
@@ -89,6 +98,7 @@ class Database(MemoryDatabase):
         self.ours: dict[BaseException, OffsetStoreError] = {}
         self.begun: list[tuple[str, float | None]] = []
         self.asked: list[BaseException | None] = []
+        self.sent: list[str] = []
         super().__init__()
 
     def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> Session:  # noqa: ARG002
@@ -178,19 +188,17 @@ def commit_inside(tx: Transaction) -> None:
     tx.advance({P0: RANGE})
 
 
+EARLY: Final[dict[str, Callable[[Transaction], object]]] = {
+    "tx.connection": lambda tx: tx.connection,
+    "tx.ranges": lambda tx: tx.ranges,
+    "tx.advance": lambda tx: tx.advance({P0: RANGE}),
+    "tx.finish": lambda tx: tx.finish({P0: RANGE}),
+    "tx.touch": lambda tx: tx.touch(),
+    "tx.check_deferred": lambda tx: tx.check_deferred(),
+    "tx.trials": lambda tx: tx.trials(),
+}
 WORDS: Final[dict[str, tuple[type[OffsetStoreError], str, str | None, Callable[[Transaction], object]]]] = {
-    **{
-        name: (LockFirst, f"{name} was used before tx.lock", None, use)
-        for name, use in {
-            "tx.connection": lambda tx: tx.connection,
-            "tx.ranges": lambda tx: tx.ranges,
-            "tx.advance": lambda tx: tx.advance({P0: RANGE}),
-            "tx.finish": lambda tx: tx.finish({P0: RANGE}),
-            "tx.touch": lambda tx: tx.touch(),
-            "tx.check_deferred": lambda tx: tx.check_deferred(),
-            "tx.trials": lambda tx: tx.trials(),
-        }.items()
-    },
+    **{name: (LockFirst, f"{name} was used before tx.lock", None, use) for name, use in EARLY.items()},
     "lock twice": (LockedTwice, "tx.lock was called a second time", None, after_lock(lambda tx: tx.lock({}))),
     "lock in a savepoint": (LockInSavepoint, "tx.lock was used inside a savepoint", None, lock_in_savepoint),
     "trials in a savepoint": (
@@ -282,17 +290,22 @@ def test_a_lock_that_is_held_elsewhere_ends_the_transaction_and_says_who_has_it(
         done(tx)
     other = store.database.begin(name="other")
     other.lock_partitions(GROUP, [P0])
-    with pytest.raises(LockTimeout) as again, Transaction(store, claim, lock_timeout=0.01) as tx:
-        with pytest.raises(LockTimeout) as timed_out:
-            tx.lock({P0: OffsetRange(3, 5)})
-        other.rollback()
-        # Its own session has given up what it had, and whoever swallows the error goes no further.
-        with pytest.raises(LockedTwice):
-            tx.lock({P0: OffsetRange(3, 5)})
-        free = store.database.begin(name="another", lock_timeout=0.01)
-        free.lock_partitions(GROUP, [P0])
-        free.rollback()
+    tx = Transaction(store, claim, lock_timeout=0.01)
+    tx.__enter__()
+    with pytest.raises(LockTimeout) as timed_out:
+        tx.lock({P0: OffsetRange(3, 5)})
+    other.rollback()
+    # Its own session has given up what it had, and whoever swallows the error goes no further.
+    with pytest.raises(LockedTwice):
+        tx.lock({P0: OffsetRange(3, 5)})
+    free = store.database.begin(name="another", lock_timeout=0.01)
+    free.lock_partitions(GROUP, [P0])
+    free.rollback()
+    with pytest.raises(LockTimeout) as again:
         write(tx, 3)
+    assert again.value is timed_out.value
+    with pytest.raises(LockTimeout) as again:
+        tx.__exit__(None, None, None)
     assert again.value is timed_out.value
     assert timed_out.value.what == "could not acquire the lock within 0.01 s"
     assert timed_out.value.found == "held by other"
@@ -305,7 +318,7 @@ def test_a_lock_timeout_without_a_holder_says_what_the_database_found(
 ) -> None:
     with store.transaction(claim) as tx:
         done(tx)
-    monkeypatch.setattr(Database, "lock_holder", lambda *_: None)
+    monkeypatch.setattr(Database, "lock_holder", nobody)
     other = store.database.begin(name="other")
     other.lock_partitions(GROUP, [P0])
     with pytest.raises(LockTimeout) as timed_out, Transaction(store, claim, lock_timeout=0.01) as tx:
@@ -344,7 +357,11 @@ def test_a_driver_s_error_becomes_ours(
     database.ours[error] = RowsRefused("the database refused rows")
     database.ours[error].__cause__ = cause
     if at == "last check":
-        monkeypatch.setattr(Session, "is_whole", lambda _: raise_(error))
+
+        def is_whole(_: object) -> bool:
+            raise error
+
+        monkeypatch.setattr(Session, "is_whole", is_whole)
     database.at_commit = error if at == "commit" else None
     with pytest.raises(RowsRefused) as ours, store.transaction(claim) as tx:
         done(tx)
@@ -353,8 +370,7 @@ def test_a_driver_s_error_becomes_ours(
     assert (ours.value.what, ours.value.__cause__) == ("the database refused rows", cause)
 
 
-def raise_(error: BaseException) -> Any:
-    raise error
+def nobody(*_: object) -> None: ...
 
 
 @pytest.mark.behaviour("TX-9")
@@ -422,7 +438,7 @@ def test_rows_that_changed_under_the_lock_end_the_transaction(
     assert stale.value.what == "the stored offsets changed although they were locked"
     assert (stale.value.found, stale.value.expected) == ("2 unchanged rows", "1")
     database.moved_too_many, database.was_cut = 0, True
-    with pytest.raises(UnexpectedCommit), store.transaction(claim) as tx:
+    with pytest.raises(UnexpectedCommit, match="ended it, or undid its advance"), store.transaction(claim) as tx:
         tx.lock({P0: RANGE})
         tx.finish({P0: RANGE})
     assert store.offsets(GROUP) == {}
@@ -433,7 +449,11 @@ def test_a_child_s_own_error_ends_nothing_but_the_child(
 ) -> None:
     own, translated = Driver("the child's own"), Driver("the driver's, of the child's copy of the connection")
     database.ours[translated] = RowsRefused("the database refused rows")
-    monkeypatch.setattr(module, "is_own", lambda _: False)
+
+    def is_own(_: int) -> bool:
+        return False
+
+    monkeypatch.setattr(module, "is_own", is_own)
     tx = store.transaction(claim)
     tx.__enter__()
     tx.__exit__(Driver, own, None)
@@ -496,10 +516,13 @@ def test_a_commit_that_did_not_happen_is_told_with_its_cause(
         with store.transaction(claim) as tx:
             done(tx)
     database.lost = "before"
+    database.sent.clear()
     begin = 0 if is_new else 3
     with pytest.raises(TransactionLost) as lost, store.transaction(claim) as tx:
-        tx.lock({P1: OffsetRange(0, 0), P0: OffsetRange(begin, 5)})
+        tx.lock({P0: OffsetRange(begin, 5)} | ({P1: OffsetRange(0, 0)} if is_new else {}))
         tx.advance({P0: OffsetRange(begin, 5)})
+    # A row that an open transaction has made can't be waited for: the group's row is locked as well.
+    assert database.sent.count("lock_group") == is_new
     assert lost.value.what == "the connection was lost at COMMIT, and the rows show that nothing was committed"
     assert (lost.value.found, lost.value.topic_partition) == ("EOF", P0)
     assert isinstance(lost.value.__cause__, Driver)
@@ -593,7 +616,11 @@ def test_a_claim_forgets_who_blocked_it_for_the_partitions_that_it_asked_for(
     store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(Claim, "unblock", lambda _, partitions: asked.append([*partitions]))
+
+    def unblock(_: object, partitions: Iterable[TopicPartition]) -> None:
+        asked.append([*partitions])
+
+    monkeypatch.setattr(Claim, "unblock", unblock)
     with store.transaction(claim) as tx:
         done(tx)
     other = store.database.begin(name="other")
@@ -602,3 +629,73 @@ def test_a_claim_forgets_who_blocked_it_for_the_partitions_that_it_asked_for(
         tx.lock({P0: OffsetRange(3, 5)})
     other.rollback()
     assert asked == [[P0]]
+
+
+@pytest.mark.behaviour("META-1")
+def test_a_finish_writes_the_metadata_that_it_is_given_and_what_was_stored_for_the_next_advance(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    with store.transaction(claim) as tx:
+        tx.lock({P0: RANGE})
+        tx.finish({P0: RANGE}, {P0: '"given"'})
+    assert store.metadata(GROUP)[P0] == "given"
+    claim.store_metadata(P0, "stored")
+    with store.transaction(claim) as tx:
+        tx.lock({P0: OffsetRange(3, 5)})
+        tx.finish({P0: OffsetRange(3, 5)})
+    assert store.metadata(GROUP)[P0] == "stored"
+
+
+@pytest.mark.behaviour("MARK-1", "TX-3")
+@pytest.mark.parametrize("last", ["finish", "touch"])
+def test_nothing_is_written_after_the_last_statement(store: InMemoryOffsetStore, claim: Claim, last: str) -> None:
+    def work(tx: Transaction) -> None:
+        if last == "finish":
+            tx.lock({P0: RANGE})
+            tx.mark(P0, 2)
+            tx.finish({P0: RANGE})
+        else:
+            tx.lock({P0: OffsetRange(0, 0)})
+            tx.touch()
+
+    marking: Any = "manual" if last == "finish" else "automatic"
+    with store.transaction(claim, marking=marking) as tx:
+        work(tx)
+        with pytest.raises(ProtocolMisuse, match=r"after tx\.finish"):
+            write(tx, 1)
+    assert store.offsets(GROUP)[P0].next_offset == (2 if last == "finish" else 0)
+
+
+def test_an_advance_of_nothing_sends_nothing(store: InMemoryOffsetStore, database: Database, claim: Claim) -> None:
+    with store.transaction(claim) as tx:
+        tx.lock({})
+        tx.advance({})
+    assert "advance" not in database.sent
+
+
+@pytest.mark.behaviour("DLQ-11")
+@pytest.mark.parametrize("in_sequence", [True, False])
+def test_a_term_forgets_letters_below_only_if_none_wait(
+    store: InMemoryOffsetStore, claim: Claim, *, in_sequence: bool
+) -> None:
+    with store.transaction(claim) as tx:
+        done(tx)
+    claim.terms[P0].sequence = 1
+    with store.transaction(claim) as tx:
+        tx.lock({P0: OffsetRange(3, 5)}, in_sequence=in_sequence)
+        tx.advance({P0: OffsetRange(3, 5)})
+    assert claim.terms[P0].sequence == (1 if in_sequence else -1)
+
+
+def test_our_own_error_is_raised_as_it_is(store: InMemoryOffsetStore, claim: Claim) -> None:
+    error = RowsRefused("no")
+    with pytest.raises(RowsRefused), store.transaction(claim):
+        raise error
+    assert not error.__suppress_context__
+
+
+def test_a_wrong_marking_is_named(store: InMemoryOffsetStore, claim: Claim) -> None:
+    wrong: Any = "sometimes"
+    with pytest.raises(ConfigurationError) as refused:
+        Transaction(store, claim, marking=wrong)
+    assert refused.value.found == "'sometimes'"
