@@ -396,7 +396,7 @@ class Transaction:
             locked=tuple(locks.partitions),
             wrote=locks.has_written,
             makes_rows=locks.makes_rows,
-            mark=self.marks.batch if Marks in self._parts else None,
+            mark=self.marks.batch,
         )
         moved = partial(locks.let_go, self._advanced)
         happened: bool | None = None

@@ -1,4 +1,4 @@
-"""The mutation tool, over the two pure modules that decide: `protocol.replay` and `protocol.resolver`.
+"""The mutation tool, over what decides: `protocol.replay`, `protocol.resolver` and `store.transaction`.
 
 It is set in pyproject.toml, ``[tool.mutmut]``. Whatever no test kills has to be in ``equivalent.toml``, with the reason
 why no test could; what is there and does not come any more has to go.
@@ -65,7 +65,7 @@ def mutate() -> MutationRun:
     real = len(status) - (len(left) - len(unexplained))
     killed = len(status) - len(left)
     summary = (
-        f"mutmut: {killed} of {real} mutants of replay.py and resolver.py were killed, {100 * killed / real:.1f} %; "
+        f"mutmut: {killed} of {real} mutants of replay.py, resolver.py and transaction.py were killed, {100 * killed / real:.1f} %; "
         f"{len(status) - real} more are explained as equivalent ({time.monotonic() - began:.0f} s)."
     )
     return MutationRun(summary, tuple(problems))
