@@ -65,7 +65,8 @@ def mutate() -> MutationRun:
     real = len(status) - (len(left) - len(unexplained))
     killed = len(status) - len(left)
     summary = (
-        f"mutmut: {killed} of {real} mutants of replay.py, resolver.py and transaction.py were killed, {100 * killed / real:.1f} %; "
+        f"mutmut: {killed} of {real} mutants of replay.py, resolver.py and transaction.py were killed, "
+        f"{100 * killed / real:.1f} %; "
         f"{len(status) - real} more are explained as equivalent ({time.monotonic() - began:.0f} s)."
     )
     return MutationRun(summary, tuple(problems))

@@ -67,7 +67,7 @@ BESIDE = replace(CONTESTED, pinned_epoch=3)
 OTHER_TOOL = kafka({0: (0, 100), 1: (5, 100)}, {1: 60})
 REFUND0, REFUND1 = (TopicPartition("refunds", number) for number in range(2))
 AT_40, NEW_AT_5, ADOPTED = (40, Reason.ONLY_STORED), (5, Reason.NEW_PARTITION), (40, Reason.CHECKPOINT)
-TOLD = StartPolicy(prefer="stored")
+TOLD, REWOUND = StartPolicy(prefer="stored"), StartPolicy(on_rewound="stored")
 ELSEWHERE = {TopicPartition("orders", 0): row(5, topic_id="gone", cluster_id="there")}
 ONLY_IN_COPY = copy(kafka({0: (5, 100), 1: (0, 100)}), 60, 2)
 ONE_OF_TWO = BrokerView("here", {"payments": TopicLog("this", {0: Watermarks(0, 50)}, partition_count=2)}, {})
@@ -85,6 +85,10 @@ STARTS: dict[str, tuple[dict[TopicPartition, StoredOffset], BrokerView, dict[str
         {"policy": replace(BY_TIME, on_rewound="stored")},
         [(70, Reason.REWOUND_STORED)],
     ),
+    "a rewound row": ({P0: row(40)}, copy(LOG, 60), {"policy": REWOUND}, [(40, Reason.REWOUND_STORED)]),
+    "both alike": ({P0: row(40)}, kafka({0: (0, 100)}, {0: 40}), {}, [(40, Reason.STORED)]),
+    "committed at the end": ({}, kafka({0: (0, 100)}, {0: 100}), {}, [(100, Reason.ONLY_COMMITTED)]),
+    "contested": ({P0: CONTESTED}, kafka({0: (5, 100)}, {0: 60}), {"policy": TOLD}, [(40, Reason.CONTEST_STORED)]),
     # Without a store, a copy is a committed offset like any other.
     "no store": ({}, copy(LOG, 60), {"store_id": None}, [(60, Reason.ONLY_COMMITTED)]),
     "rows of other topics": ({P0: row(40), **ELSEWHERE}, LOG, {}, [AT_40]),
@@ -167,6 +171,9 @@ def test_other_offsets_of_a_deleted_group_count_as_they_did() -> None:
     ):
         with pytest.raises(error):
             resolve({}, view, store_id=US, group="billing", deleted={None: 5, "another": 9})
+    # Neither the group nor this topic was ever deleted: the first claim's copy counts, too.
+    with pytest.raises(StoreRewound):
+        resolve({}, copy(log, 60, 1, group="billing"), store_id=US, group="billing", deleted={"another": 9})
     assert resolve({}, log, store_id=US, group="billing", deleted={None: 5, "another": 9}).offsets == {P0: 60, P1: 70}
 
 
