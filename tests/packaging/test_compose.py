@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from sqlalchemy import make_url
 
-from offsetstore.demo import flights, job
+from offsetstore.demo import flights, job, job_settings
 from offsetstore.local.jars import KAFKA_VERSION
 from tests.packaging.building import REQUIREMENTS, ROOT, pins
 
@@ -68,7 +68,7 @@ def test_the_job_and_the_host_each_get_an_address_that_kafka_advertises_to_them(
 def test_the_job_is_started_as_the_image_would_start_it_with_the_settings_that_it_reads() -> None:
     assert FLIGHTS["command"] == ["python", "-m", job.__name__]
     assert f'CMD ["python", "-m", "{job.__name__}"]' in (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert set(FLIGHTS["environment"]) == job.REQUIRED
+    assert set(FLIGHTS["environment"]) == job_settings.REQUIRED
 
 
 def test_the_tables_and_the_flights_are_there_before_the_job_starts() -> None:
