@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ _INSTALL = (
     "Windows `winget install EclipseAdoptium.Temurin.17.JRE`; or set JAVA_HOME to an installed one."
 )
 _ANSWER_SECONDS = 30
+_AGAIN_SECONDS: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +117,28 @@ def archive_of(
 
     :param parts: what its classes depend on besides Java, which would refuse any other archive.
     :param write: starts the program with these Java options, and ends it in order.
-    :return: ``None`` if it could not be made, which is tried only once.
+    :return: ``None`` if it could not be made; an hour later, that is tried again.
     """
     java = find_java()
     release = java.home / "release"
     version = release.read_text(encoding="utf-8") if release.exists() else str(java)
     key = hashlib.sha256("\n".join([version, *parts]).encode()).hexdigest()[:12]
     target = cache_directory() / "classes" / f"{program.lower()}-{key}.jsa"
-    if not target.exists():
+    if _is_due(target):
         with locked(target.parent / "lock"):
-            if not target.exists():
+            if _is_due(target):
                 with notices(notice) as tell:
                     tell(f"{program}: archiving its classes for quicker starts")
                     _make(program, target, write)
     return target if target.stat().st_size else None
+
+
+def _is_due(archive: Path) -> bool:
+    if not archive.exists():
+        return True
+    # The machine may only have been too busy at the time.
+    found = archive.stat()
+    return found.st_size == 0 and time.time() - found.st_mtime > _AGAIN_SECONDS
 
 
 def reading(archive: Path) -> tuple[str, ...]:
@@ -148,6 +158,6 @@ def _make(program: str, target: Path, write: Callable[[tuple[str, ...]], object]
         new.rename(target)
     except (OSError, subprocess.SubprocessError, OffsetStoreError) as error:
         new.unlink(missing_ok=True)
-        target.touch()  # empty: not to be tried again
+        target.touch()  # empty: not to be tried again soon
         said = getattr(error, "stderr", None) or error
         _log.warning("could not archive the classes of %s; it starts as usual: %s", program, str(said)[-_SHOWN:])

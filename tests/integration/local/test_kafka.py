@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -77,7 +78,7 @@ def test_spark_starts_from_an_archive_of_its_classes(offsetstore_spark: SparkSes
     ],
     ids=["Kafka", "Spark"],
 )
-def test_where_no_archive_can_be_made_the_program_starts_without_and_it_is_not_tried_again(
+def test_where_no_archive_can_be_made_the_program_starts_without_and_an_hour_later_it_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, text: str
 ) -> None:
     told: list[str] = []
@@ -90,6 +91,16 @@ def test_where_no_archive_can_be_made_the_program_starts_without_and_it_is_not_t
     assert [archive_of("Kafka", ["a jar"], fails, notice=told.append) for _ in range(2)] == [None, None]
     assert told == ["Kafka: archiving its classes for quicker starts"]
     assert f"it starts as usual: {text}" in caplog.text
+    [mark] = (tmp_path / "classes").glob("*.jsa")
+    then = time.time() - 3601
+    os.utime(mark, (then, then))
+
+    def works(options: tuple[str, ...]) -> None:
+        Path(options[0].partition("=")[2]).write_text("classes")
+
+    for _ in range(2):
+        assert archive_of("Kafka", ["a jar"], works, notice=told.append) == mark
+    assert len(told) == 2
 
 
 def test_a_broker_that_ends_is_told_from_one_that_is_slow_and_shows_its_log(tmp_path: Path) -> None:
