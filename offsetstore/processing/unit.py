@@ -63,7 +63,7 @@ class Rows(Protocol):
 
 @dataclass(slots=True)
 class Once:
-    """Rows that are not written again after a rollback: a stream is used up, and a function may have kept its rows.
+    """Rows that can't be written again after a rollback: they are a stream, or the user's function may have kept them.
 
     ``has_begun``: writing has begun, so the rows may be used up.
     """
@@ -108,7 +108,7 @@ class Along:
 class Unit:
     """The work of one transaction.
 
-    :param decisions: of the plan, by partition. A partition with an empty range is only locked.
+    :param decisions: the plan's `Decision` for each partition. A partition with an empty range is only locked.
     :param rows: of each output; ``None`` if they were not computed, see `DeliveryPlan.is_worth_computing`.
     :param metadata: the new text of each partition whose metadata change.
     :param terms, gone, in_sequence: see `Transaction.lock`.
@@ -148,7 +148,7 @@ class Holder(Protocol):
 class Written:
     """The outcome of a batch: the rows of each output, and the seconds of each phase; see `BatchEnded`.
 
-    :param is_kept: with a `Flush`, whether the rows are in memory, or were written together with those of earlier ones.
+    :param is_kept: the rows were kept in memory for a `Flush`, which may have written them already, with earlier ones.
     """
 
     rows: Mapping[str, int]
@@ -222,8 +222,8 @@ def _transact(unit: Unit, watch: Stopwatch, tx: Transaction) -> dict[str, int] |
     # A unit that only locks is compared, too: what goes along with it would belong to other offsets (decision 0065).
     if locked != unit.decisions:
         raise PlanOutdated(is_stored=not remaining)
-    # Nothing was computed, since the plan saw a stale claim, a gap, or nothing to write. The lock has raised no error,
-    # and shows that something remains: so that has passed, and the work is planned again.
+    # Nothing was computed, and something remains: the plan saw another claim's token, and the lock found ours. (After a
+    # gap it would have raised; if the plan had nothing to write, nothing remains.) So the work is planned again.
     if unit.rows is None and remaining:
         raise PlanOutdated
     # Without anything to write, the transaction ends here. Idle work has rows, though it has no partitions.
@@ -234,7 +234,7 @@ def _transact(unit: Unit, watch: Stopwatch, tx: Transaction) -> dict[str, int] |
     rows = write_all(unit.rows or {}, tx)
     for along in unit.along:
         along.end(tx)
-    # Deferred constraints are checked here: at COMMIT, an error would quote rows, and have to be told from a lost
+    # Deferred constraints are checked here: at COMMIT, an error would quote rows, and could be mistaken for a lost
     # answer (decision 0020).
     match unit.ending:
         case TransactionEnd.ADVANCE | TransactionEnd.MARK:

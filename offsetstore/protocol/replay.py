@@ -9,7 +9,7 @@ The range is ``[from, until)``. The stored offset ``s`` is a next offset: all re
 ``s < from``           GAP    records between ``s`` and ``from`` would be lost: nothing may be written
 =====================  ==========================================================================
 
-The first row that applies counts. So an empty range at ``s`` is SKIP: it locks the partition, and writes nothing.
+The first line that applies counts. So an empty range at ``s`` is SKIP: it locks the partition, and writes nothing.
 
 The range comes from the source, never from the rows: aborted transactions, control records, compaction and filters
 leave holes, so the highest offset seen, plus one, is too low.
@@ -57,7 +57,7 @@ class Decision:
     def is_stored(self) -> bool:
         """Whether the whole range is in the results already.
 
-        Not so for an empty range at the stored offset, which asks for the lock alone. ``SKIP`` covers both.
+        ``SKIP`` also covers an empty range at the stored offset, which only asks for the lock: here that is ``False``.
         """
         # With SKIP, what remains is empty and lies at the stored offset. Only that empty range equals it.
         return self.outcome is Outcome.SKIP and self.range != self.remaining

@@ -1,10 +1,10 @@
 """Where a job starts, and why. Pure: it takes the store's and Kafka's offsets and decides for each partition.
 
 It asks three questions, in this order. Is this the log that the stored offset belongs to (cluster, topic id,
-partitions)? Which of the offsets counts (`_RULES`, the first that answers)? Is the chosen offset inside the log? If
-records could be lost, the answer is an error that names the ways out, never a silent skip. A *copy* is an offset that a
-store has committed in Kafka, known by its stamp. A row is *pinned* by a decision: Kafka's offset then doesn't count. It
-is *contested* if another application, or a copy of the database, used the group in Kafka while the job ran.
+partitions, no evidence of loss)? Which offset counts, the stored, the committed or the adopted one (`_RULES`, the first
+that answers)? Is it inside the log? If records could be lost, the answer is an error that names the ways out, never a
+silent skip. A *copy* is an offset that a store has committed in Kafka, known by its stamp. A *pinned* row was set by a
+decision: Kafka's offset doesn't count. A *contested* one: something else used the group in Kafka while the job ran.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from offsetstore.protocol.store_facts import Stamp, digest
 _T = TypeVar("_T")
 
 
-@makes_many
+@makes_many  # objects: the garbage collector is off meanwhile (decision 0073)
 def resolve(
     stored: Mapping[TopicPartition, StoredOffset],
     view: BrokerView,
@@ -62,8 +62,8 @@ def resolve(
     :param adopted: the offsets of the job's earlier checkpoint, for partitions without a stored offset.
     :param deleted: the epochs in which the offsets of a topic, or of the whole group (``None``), were last deleted:
         older copies of them in Kafka are ignored.
-    :param passed_over: collects the `OffsetOutOfRange`, `OffsetsDisagree` and `NoStartingOffset` of single partitions,
-        so that the others can start. Without it, the first one is raised, as all other errors are.
+    :param passed_over: collects the `OffsetOutOfRange` (also a `LogTruncated`), `OffsetsDisagree` and
+        `NoStartingOffset` of single partitions, so that the others can start. Without it, the first one is raised.
     :raises WrongCluster: a row belongs to another cluster.
     :raises TopicRecreated: a row belongs to another log or to a missing partition, or lies beyond the end and the
         topic's id does not show that the topic is the same; unless ``policy.on_recreated`` is ``"restart"``.
@@ -95,6 +95,7 @@ def resolve(
                 raise
             starts |= _restart(topic, log, rows, view)
             vanished += sorted(tp for tp in rows if not log.has(tp.partition))
+    # The last argument is the group's name if the store has no offset of it: the start may warn that it is unknown.
     return StartingOffsets(starts, tuple(vanished), asked.policy.timestamp_ms, None if stored else group)
 
 
@@ -229,7 +230,7 @@ def _starts(
             is_same_log=row is not None and log.topic_id is not None and (row.topic_id or topic_id) == log.topic_id,
         )
         try:
-            # No policy passes over evidence of loss (decision 0049).
+            # No policy allows a start despite evidence of loss (decision 0049).
             if row is not None and row.suspect is not None:
                 raise log_truncated(tp, row.suspect)
             starts[tp] = _judge_range(facts, _choose(facts))
@@ -306,8 +307,8 @@ def _our_copy(facts: _Facts) -> Start | None:
     if facts.stamp is None or facts.committed is None or facts.stamp.store_id != facts.store_id:
         return None  # another application's, or there is no store; `_foreign_copy` has refused other stores and groups
     row, committed = facts.stored, facts.committed.next_offset
-    # Compared with the epoch of the last decision, not of the row's token: claims without a broker and claims of other
-    # topics write tokens too, without reading Kafka's offset for this row (decision 0018).
+    # Compared with the epoch in which the row was last pinned or contested, not with its token's: claims without a
+    # broker and claims of other topics write tokens too, without reading Kafka's offset for this row (decision 0018).
     if row is not None and (committed <= row.next_offset or facts.stamp.epoch < row.pinned_epoch):
         return _start(facts, row.next_offset, Reason.STORED)
     match facts.policy.on_rewound:
@@ -372,8 +373,8 @@ def _neither(facts: _Facts) -> Start | None:
     return _start(facts, facts.log.beginning, Reason.EARLIEST)
 
 
-# A contest is asked about before a pin: a decision clears the contest, so a contest is newer than the pin. Our own
-# stamps come before the rules that take an offset in Kafka for another application's (decisions 0018 and 0022).
+# A contest comes before a pin: a decision clears the contest, so a row with both was contested after it was pinned. Our
+# own stamps come before the rules that take an offset in Kafka for another application's (decisions 0018 and 0022).
 _RULES: tuple[Callable[[_Facts], Start | None], ...] = (
     _copied,  # a contest, too: by a copy of the database
     _contested,

@@ -4,8 +4,8 @@ Inside it the order is fixed: `lock` the partitions (which decides what remains 
 `advance`; the engine calls `finish` or `touch` in its place. Leaving the block commits. If a row has another claim's
 token, a range begins above the stored offset, or a lock can't be acquired, nothing is written.
 
-That is the core. What a transaction may carry beside results are parts: `Marks`, `Notes` (metadata), `Letters`, and
-records for the outbox. Each asks `Locks` whether it may write, and is made when it is first asked for.
+That is the core. What else a transaction may write is in parts: `Marks`, `Notes` (metadata) and `Letters`, each made
+when it is first used, and `put_into_outbox`. Each asks `Locks` whether it may write.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Transaction:
         check_marking(marking)
         if lock_timeout is not None:
             check_seconds("lock_timeout", lock_timeout, or_zero=True)
-        claim.require_log()
+        claim.require_log()  # raises LogTruncated if the log is known to have lost records
         self._store = store
         self._database = store.database
         self._claim = claim
@@ -94,7 +94,7 @@ class Transaction:
     # -- the block begins
 
     def __enter__(self) -> Self:
-        # It may be closed although it is still noted here: a generator may end it in another thread than it began in.
+        # `_latest` may hold one that has ended: a generator may end it in another thread than the one it began in.
         if _latest.transaction is not None and _latest.transaction.is_open:
             raise NestedTransaction("a transaction was started inside another one in the same thread")
         if self._was_used:
@@ -129,10 +129,10 @@ class Transaction:
 
         :param terms: `Claim.terms` as they were when the records were read; by default as they are now. A member of a
             fleet may have lost a partition since then, and taken it again at another offset.
-        :param gone: records that Kafka no longer has: their letters stay open. The other letters in the ranges are
+        :param gone: records that Kafka no longer has: their letters stay open. The other open letters in the ranges are
             superseded, since the job reads their records again.
-        :param in_sequence: whether later records of a key with an open dead letter wait, as letters too. Otherwise open
-            letters below the ranges' ends are overtaken: a replay could replace what is written now.
+        :param in_sequence: whether later records of a key with an open letter wait, as letters too. If not, such
+            letters below the ranges' ends are marked as overtaken: a replay could replace what is written now.
         :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
         :raises PartitionLost: another member of the fleet has a partition, or the claim has another term of it.
@@ -153,7 +153,7 @@ class Transaction:
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
             locks.error = locks.timed_out(self._database, self._lock_timeout, error)
-            self._claim.unblock(locks.partitions)  # the next attempt then finds them free
+            self._claim.unblock(locks.partitions)  # ends a frozen fleet member's assignment, if one holds them
             raise locks.error from error.__cause__
         except BaseException as error:
             locks.error = error
@@ -257,7 +257,8 @@ class Transaction:
         marks instead of the ranges' ends.
 
         :param metadata: the new text of each partition that gets one, except where `write_metadata` was called.
-        :raises AdvanceMismatch, StaleClaim, RowsRefused, UnexpectedCommit: as those two, and the block's end, do.
+        :raises AdvanceMismatch, StaleClaim, RowsRefused: see `advance` and `check_deferred`.
+        :raises UnexpectedCommit: a COMMIT or ROLLBACK in the block has ended the transaction, or undone its advance.
         """
         locks, session = self._locks, self._locks.locked("tx.finish")
         wanted = locks.wanted(ranges, self._advanced)
@@ -278,7 +279,7 @@ class Transaction:
         self._move(session, ranges, {}, is_last=True)
 
     def check_deferred(self) -> None:
-        """Check deferred constraints now: at COMMIT, a refusal has to be told from a lost answer (decision 0020).
+        """Check deferred constraints now: at COMMIT, a refusal could be mistaken for a lost answer (decision 0020).
 
         Call it when all rows are written and the offsets advanced: a trigger may compare them.
 
@@ -334,7 +335,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None and not is_own(self._pid) and self._database.translate(error) is error:
-            return  # a forked child's own error or exit ends nothing but the child; all else is refused by `opened`
+            return  # in a forked child, its own error or exit ends that child only; `opened` refuses the rest
         session = self._locks.opened()
         self._locks.session = None
         if _latest.transaction is self:
@@ -381,7 +382,7 @@ class Transaction:
                 self._raise_ours(error)
                 raise  # after Ctrl-C it may have been committed all the same: the next lock shows it
             self._resolve_commit(error)
-            without_frames(error)  # the COMMIT has happened, and nobody else gets the error
+            without_frames(error)  # it is dropped, since the COMMIT has happened: let go of the records in its frames
         failpoints.reach("after_commit")
 
     def _resolve_commit(self, cause: ConnectionLost) -> None:
@@ -398,7 +399,7 @@ class Transaction:
             makes_rows=locks.makes_rows,
             mark=self.marks.batch,
         )
-        moved = partial(locks.let_go, self._advanced)
+        moved = partial(locks.let_go, self._advanced)  # gives up what other members have taken since
         happened: bool | None = None
         try:
             resolve_commit(self._database, advanced, timeout=self._store.timeouts.commit, cause=cause, moved=moved)
