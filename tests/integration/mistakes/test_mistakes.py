@@ -53,11 +53,11 @@ from tests.integration.mistakes.table import (
 )
 from tests.support.examples import environment_of_spark
 from tests.support.modules import forgotten
+from tests.support.readme import FILES
 from tests.support.waiting import wait_until
 
 COMMAND_SECONDS = 10.0  # whoever makes a mistake waits no longer for its answer
 SECONDS = 180.0  # a job starts a Spark of its own
-README = Path(__file__).parents[3] / "README.md"
 _M = TypeVar("_M", bound=Mistake)
 Printed: TypeAlias = Callable[[], str]
 
@@ -202,9 +202,9 @@ def produce(mistake: Edited, names: Names) -> None:
     admin.produce(os.environ["OFFSETSTORE_BOOTSTRAP_SERVERS"], names.in_("{topic}"), records)
 
 
-def write(name: str, block: int, mistake: Edited, names: Names) -> Path:
-    """Write one of README's blocks into a file, with the test's topic and the edits."""
-    code = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[block]
+def write(name: str, mistake: Edited, names: Names) -> Path:
+    """Write one of README's files, with the test's topic and the edits."""
+    code = FILES[name]
     of_topic = [(f'{where}"payments"', f'{where}"{{topic}}"') for where in ('"subscribe": ', "topics=[")]
     for old, new in [*(pair for pair in of_topic if pair[0] in code), *mistake.edits]:
         assert code.count(old) == 1, old
@@ -215,7 +215,7 @@ def write(name: str, block: int, mistake: Edited, names: Names) -> Path:
 
 def consume(mistake: Consuming, names: Names, printed: Printed) -> None:
     """Run it as `offsetstore consume` does in each of its processes."""
-    write("billing_app.py", 1, mistake, names)
+    write("billing_app.py", mistake, names)
     before = signal.getsignal(signal.SIGTERM)
     page, (ours, theirs) = Page.make(), socketpair()
     with names.prepared(mistake, has_job=mistake.has_job), ours, Connection(theirs.detach()) as reports:
@@ -243,7 +243,7 @@ def test_a_consumer_on_kafka(mistake: Consuming, on_kafka: Names, printed: Print
 @each(JOBS)
 @pytest.mark.usefixtures("offsetstore_spark")
 def test_a_job(mistake: Job, on_kafka: Names, printed: Printed) -> None:
-    script = write("job.py", 0, mistake, on_kafka)
+    script = write("job.py", mistake, on_kafka)
     produce(mistake, on_kafka)
     with on_kafka.prepared(mistake, has_job=mistake.has_job):
         code: object = 0
@@ -257,7 +257,7 @@ def test_a_job(mistake: Job, on_kafka: Names, printed: Printed) -> None:
 @each(INTERRUPTED)
 def test_a_job_that_is_interrupted(mistake: Job, project: Names) -> None:
     """Whole, in a process of its own: with what Java writes."""
-    script = write("job.py", 0, mistake, project)
+    script = write("job.py", mistake, project)
     with JobProcess([script], Path("log"), environment=environment_of_spark()) as job:
         wait_until(lambda: has_begun(job, mistake.once), timeout=SECONDS)
         os.killpg(job.pid, signal.SIGINT)  # as a terminal does it

@@ -546,15 +546,15 @@ def test_as_many_partitions_are_written_together_as_may_be(at_once: int, most: i
     assert table.stored == records_of(BATCH) - {(P1, 63)}
 
 
-def test_the_readme_gives_the_same_command() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+def test_the_page_gives_the_same_command() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-it-works.md").read_text(encoding="utf-8")
     claim = SimpleNamespace(
         group="billing", database=SimpleNamespace(schema="public"), has_made_rows=False, is_member=False
     )
     error = blamed(BATCH, with_any((P0, 41)), claim=claim)
     _, _, command = error.next_step.partition("only this record: ")
     text, reason = command.replace(" 41 ", " 1041 ").replace(" 42 ", " 1042 ").split("…")
-    assert re.search(f'^\\$ {re.escape(text)}[^"]+{re.escape(reason)}$', readme, re.MULTILINE)
+    assert re.search(f'^\\$ {re.escape(text)}[^"]+{re.escape(reason)}$', page, re.MULTILINE)
 
 
 def test_where_there_is_no_time_to_show_the_cause_the_record_is_found_all_the_same(
