@@ -55,7 +55,13 @@ WHERE c.relname = :table AND (n.nspname = CAST(:schema AS text)
 """
 
 
-def put(connection: AnyConnection, records: Iterable[OutboxRecord], *, source: str, schema: str | None = None) -> int:
+def put(
+    connection: AnyConnection,
+    records: Iterable[OutboxRecord | tuple[Any, ...]],
+    *,
+    source: str,
+    schema: str | None = None,
+) -> int:
     """Put records into the outbox in the connection's open transaction, in order; return how many.
 
     They become visible with the application's own rows, or never; nothing is committed or rolled back here. After an
@@ -147,7 +153,7 @@ class _Outbox(OutboxStatements):
             driver, begin = connection.connection, "with transaction.atomic()"
         elif isinstance(connection, psycopg.Cursor):
             driver = connection.connection
-        if not isinstance(driver, (psycopg.Connection, psycopg.AsyncConnection, type(None))):
+        if connection is None or not isinstance(driver, (psycopg.Connection, psycopg.AsyncConnection, type(None))):
             found = given if driver is connection else f"{given} on {_name(cast('object', driver))}"
             raise ConfigurationError("put can't use this connection", found=found, expected=_CONNECTIONS)
         # The server would commit the record by itself, before or without the application's rows.

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -69,7 +70,8 @@ def sqlalchemy(url: str) -> str:
 
 
 def of_psycopg(url: str, work: Work) -> None:
-    with psycopg.connect(url, row_factory=dict_row) as connection:
+    connected: Any = psycopg.connect(url, row_factory=dict_row)  # pyright: ignore[reportArgumentType]
+    with connected as connection:
         work(connection, lambda sql: connection.execute(sql.encode()))
 
 
@@ -182,7 +184,7 @@ def test_records_are_committed_with_the_application_s_rows_or_rolled_back_with_t
     def work(connection: Any, run: Run) -> None:
         run(ORDER)
         assert put(connection, iter(RECORDS[:2]), source="shop", schema="public") == 2
-        assert put(connection, [tuple(RECORDS[2]), ("events", "a key", "größer")], source="shop") == 2  # pyright: ignore[reportArgumentType]
+        assert put(connection, [tuple(RECORDS[2]), ("events", "a key", "größer")], source="shop") == 2
         assert put(connection, [], source="shop") == 0
         assert (left(store), query("SELECT * FROM orders")) == ([], []), "nothing is committed by it"
 
@@ -211,8 +213,9 @@ def test_a_savepoint_takes_its_records_along_and_rows_without_any_key_are_writte
 def test_the_commit_wakes_the_relay_which_sends_the_rows_in_the_order_of_the_commits(
     store: OffsetStore, offsetstore_database: str
 ) -> None:
-    kafka, listener = FakeKafka(), store.database.listener()  # pyright: ignore[reportAttributeAccessIssue]
-    with listener._driver as listening:
+    kafka = FakeKafka()
+    with psycopg.connect(offsetstore_database, autocommit=True) as listening:
+        listening.execute("LISTEN offsetstore_outbox")
         for number in range(3):
             with psycopg.connect(offsetstore_database) as connection:
                 put(connection, numbered("events", [2 * number, 2 * number + 1]), source="shop")
@@ -284,7 +287,7 @@ def test_what_can_t_be_put_is_refused_and_the_transaction_goes_on(
     with psycopg.connect(offsetstore_database) as connection:
         put(connection, RECORDS[1:2], source="shop")
         with pytest.raises(kind, match=re.escape(said)):
-            put(connection, **{"records": RECORDS, "source": "shop", **changed})
+            put(connection, **cast("Any", {"records": RECORDS, "source": "shop", **changed}))
     assert left(store) == [tuple(RECORDS[1])]
 
 
@@ -312,6 +315,7 @@ def connections(url: str) -> Iterator[tuple[object, str, str]]:
             "",
         )
     yield url, "found builtins.str", ""
+    yield None, "found builtins.NoneType", ""
     other = sqlite3.connect(":memory:")
     yield other, "sqlite3.Connection", ""
     other.close()
@@ -440,8 +444,8 @@ def test_the_examples_of_the_page_put_their_records(
     query("CREATE TABLE stock (item text, pieces int); INSERT INTO stock VALUES ('lamp', 3)")
     page = (DOCS / "outbox.md").read_text("utf-8").partition("## From any application\n")[2].partition("\n## ")[0]
     fastapi, with_psycopg = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    app = SimpleNamespace(post=lambda _: lambda function: function)
-    names: dict[str, Any] = {"app": app, "Order": Order, "Session": Session, "Depends": lambda _: None, "session_of": 0}
+    app = Mock(post=Mock(return_value=cast("Any", lambda function: function)))  # pyright: ignore[reportUnknownLambdaType]
+    names: dict[str, Any] = {"app": app, "Order": Order, "Session": Session, "Depends": Mock(), "session_of": None}
     exec(compile(fastapi, "docs/outbox.md", "exec"), names)  # noqa: S102 - the page's own words
     with engine_of(offsetstore_database) as engine, Session(engine) as session:
         names["order"]("lamp", session)
