@@ -9,7 +9,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.errors import ConfigurationError
-from offsetstore.postgres.grants import grant_dashboard, grant_relay, grant_runtime, grant_target
+from offsetstore.postgres.grants import grant_dashboard, grant_outbox, grant_relay, grant_runtime, grant_target
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.writers.table.catalogue import TableName
 
@@ -58,6 +58,12 @@ def _table(text: str) -> TableName:
     metavar="ROLE",
     help="The role of `offsetstore relay`; it may be the job's.",
 )
+@click.option(
+    "--outbox-role",
+    callback=options.names,
+    metavar="ROLE",
+    help="The role of an application that only puts records into the outbox (offsetstore.outbox).",
+)
 @_table_option("append", "Append")
 @_table_option("upsert", "Upsert")
 @click.option(
@@ -75,6 +81,7 @@ def grants(
     role: str | None,
     dashboard_role: str | None,
     relay_role: str | None,
+    outbox_role: str | None,
     append: tuple[TableName, ...],
     upsert: tuple[TableName, ...],
     schema: str,
@@ -96,8 +103,10 @@ def grants(
       offsetstore grants --role billing_job --append app.orders |
           psql -1 -v ON_ERROR_STOP=1 sales
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    if role is None and (append or upsert or not (dashboard_role or relay_role)):
-        raise click.UsageError("Name the job's role with --role, or another one with --relay-role or --dashboard-role.")
+    if role is None and (append or upsert or not (dashboard_role or relay_role or outbox_role)):
+        raise click.UsageError(
+            "Name the job's role with --role, or another one with --relay-role, --outbox-role or --dashboard-role."
+        )
     lines: list[str] = []
     if role is not None:
         lines += grant_runtime(role, schema=schema)
@@ -107,6 +116,8 @@ def grants(
             lines += grant_target(role, table.schema, table.name, upsert=True)
     if relay_role is not None:
         lines += grant_relay(relay_role, schema=schema)
+    if outbox_role is not None:
+        lines += grant_outbox(outbox_role, schema=schema)
     if dashboard_role is not None:
         lines += grant_dashboard(dashboard_role, schema=schema)
     # Never wrapped or escaped, not even at a terminal: it is SQL, and the names are the user's own.

@@ -64,7 +64,7 @@ def history(
     Example, with OFFSETSTORE_URL set:
       offsetstore history -g billing --event reset --since 2025-03-01T00:00Z
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with ask.about(group) as store:
+    with ask.about(group, or_source=True) as store:
         find = store.follow_history if follow else store.history
         found = find(group, since=since, events=events, limit=limit)
         _show(found, ask, group=group, of="events", columns=_COLUMNS, keys=_KEYS, follow=follow)

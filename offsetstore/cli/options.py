@@ -46,12 +46,23 @@ class DatabaseOptions:
         return open_store(self.url, self.schema, otherwise=otherwise, role=role)
 
     @contextmanager
-    def about(self, group: str) -> Generator[OffsetStore]:
-        """Connect to the store, which must know the group."""
+    def about(self, group: str, *, or_source: bool = False) -> Generator[OffsetStore]:
+        """Connect to the store, which must know the group.
+
+        :param or_source: whether it may be the source of an application's outbox rows.
+        """
         with self.open() as store:
-            if store.owner(group) is None:
+            if store.owner(group) is None and not (or_source and _is_source(store, group)):
                 fail_unknown(store, group)
             yield store
+
+
+def _is_source(store: OffsetStore, name: str) -> bool:
+    # Imported here: to complete a command, the shell waits for this module.
+    from offsetstore.operations.outbox import is_source  # noqa: PLC0415
+    from offsetstore.operations.people import ask  # noqa: PLC0415
+
+    return ask(store.database, lambda session: is_source(session, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ def outbox() -> None:
 
     The relay sets them aside with their error, and sends the others. `status` says how many there are, and which row is
     the oldest that waits: `set-aside` takes one out of the way that blocks its topic.
+
+    For rows that an application has put there (offsetstore.outbox), write its source in place of the group.
     """
 
 
@@ -60,7 +62,7 @@ def outbox() -> None:
 def list_rows(*, group: str, topic: str | None, after: int, limit: int, ask: AskOptions) -> None:
     """List rows that Kafka refuses, with their errors, the first first. Records are not read.
 
-    Exit code 1 if the store does not know the group.
+    Exit code 1 if the store knows neither a group nor an application's source of this name.
 
     \b
     Keys of --format json:
@@ -71,7 +73,7 @@ def list_rows(*, group: str, topic: str | None, after: int, limit: int, ask: Ask
     Example, with OFFSETSTORE_URL set:
       offsetstore outbox list -g billing
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with ask.about(group) as store:
+    with ask.about(group, or_source=True) as store:
         rows = store.refused_rows(group, topic=topic, after=after, limit=limit)
     more = [f"There may be more: --after {rows[-1].id}"] if len(rows) == limit else []
     ask.show(document(rows, f"group rows=.[{_ROW}]", group=group), Table.of(_ROWS, rows), *more)
@@ -87,7 +89,7 @@ def retry_rows(*, group: str, which: dict[str, Any], decide: Decide) -> None:
     Without --execute it prints what would be chosen and writes nothing. The relay sends them after all that is there.
     It must be run as the owner of the tables.
 
-    Exit code 1 if there is no such group, or if the plan is not --if-plan (the new one is printed).
+    Exit code 1 if there is no such group or source, or if the plan is not --if-plan (the new one is printed).
 
     \b
     Keys of --format json:
@@ -114,7 +116,7 @@ def discard_rows(*, group: str, which: dict[str, Any], decide: Decide) -> None:
 
     Without --execute it prints what would be chosen and writes nothing. It must be run as the owner of the tables.
 
-    Exit code 1 if there is no such group, or if the plan is not --if-plan (the new one is printed).
+    Exit code 1 if there is no such group or source, or if the plan is not --if-plan (the new one is printed).
 
     \b
     Keys of --format json: those of `retry`
@@ -137,7 +139,7 @@ def set_rows_aside(*, group: str, which: dict[str, Any], decide: Decide) -> None
     sending are left out. Without --execute it prints what would be chosen and writes nothing. It must be run as the
     owner of the tables.
 
-    Exit code 1 if there is no such group, or if the plan is not --if-plan (the new one is printed).
+    Exit code 1 if there is no such group or source, or if the plan is not --if-plan (the new one is printed).
 
     \b
     Keys of --format json: those of `retry`; refused_at is null before

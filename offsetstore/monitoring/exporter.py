@@ -222,6 +222,7 @@ class Exporter:
             self._tell("Kafka", None if lag.broker_error is None else lag.broker_error.what)
             _add_store(page, lag)
             _add_groups(page, lag)
+            _add_outbox(page, lag)
             _add_topics(page, lag)
             self._add_partitions(page, lag)
         self._write(page, began, is_store_up=lag is not None, is_kafka_up=is_kafka_up)
@@ -301,6 +302,17 @@ def _add_store(page: Exposition, lag: Lag) -> None:
         page.add(RELAY, 1, "none")
 
 
+def _add_outbox(page: Exposition, lag: Lag) -> None:
+    # Also of names without a group: rows of an application have its source (decision 0107).
+    for name in {**lag.groups, **lag.store.outbox}:
+        outbox = lag.store.outbox.get(name, OutboxState())
+        page.add(OUTBOX_ROWS, outbox.rows, name)
+        age = None if outbox.oldest is None else (lag.store.at - outbox.oldest).total_seconds()
+        page.add(OUTBOX_AGE, age or 0, name)
+        page.add(OUTBOX_FIRST, outbox.row or 0, name)
+        page.add(OUTBOX_REFUSED, outbox.refused, name)
+
+
 def _add_groups(page: Exposition, lag: Lag) -> None:
     for group, state in lag.groups.items():
         owner, rows = state.owner, state.rows
@@ -319,12 +331,6 @@ def _add_groups(page: Exposition, lag: Lag) -> None:
         page.add(SUSPECT, sum(row.suspect is not None for row in rows.values()), group)
         for letter_state in OPEN:
             page.add(LETTERS, state.dead_letters.get(letter_state, 0), group, letter_state)
-        outbox = state.outbox or OutboxState()
-        page.add(OUTBOX_ROWS, outbox.rows, group)
-        age = None if outbox.oldest is None else (state.read_at - outbox.oldest).total_seconds()
-        page.add(OUTBOX_AGE, age or 0, group)
-        page.add(OUTBOX_FIRST, outbox.row or 0, group)
-        page.add(OUTBOX_REFUSED, outbox.refused, group)
         if state.kafka is not None:
             page.add(STANDING, len(standing(state)), group)
             page.add(UNREAD, state.without_offset, group)

@@ -1,7 +1,8 @@
 """The outbox for people: the rows that Kafka refuses, and decisions about these and about rows that wait.
 
 A relay has moved refused rows to a table of their own, or a person has, because they blocked others. Each decision
-writes one line into the history of the group whose job wrote the rows, whatever the group is called now.
+writes one line into the history of the group whose job wrote the rows, whatever the group is called now, or of the
+source whose application did (decision 0107).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Final
+from uuid import UUID
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import MAX_OFFSET, Token
@@ -25,6 +27,7 @@ from offsetstore.protocol.outbox import MOST_ROWS
 from offsetstore.text import command
 
 _NAMED: Final = 20  # rows that a line of the history names
+_NO_CLAIM: Final = Token(0, UUID(int=0))
 
 _THESE: Final = """
   AND (CAST(:ids AS bigint[]) IS NULL OR id = ANY(CAST(:ids AS bigint[])))
@@ -55,6 +58,11 @@ SELECT consumer_group, topic, key, value, headers FROM again ORDER BY id
 RETURNING 1)
 SELECT count(*) AS rows, CAST(pg_notify(:channel, :place) AS text) AS told FROM written
 """
+# For a name without a group, once: there is no index by it.
+IS_SOURCE: Final = """
+SELECT EXISTS (SELECT FROM {s}outbox WHERE consumer_group = :name)
+    OR EXISTS (SELECT FROM {s}outbox_refused WHERE consumer_group = :name) AS found
+"""
 DISCARD_REFUSED: Final = "DELETE FROM {s}outbox_refused WHERE id = ANY(CAST(:ids AS bigint[]))"
 
 _RIGHT: Final = "decide about rows that Kafka refuses (the owner of the tables may)"
@@ -83,7 +91,7 @@ class RefusedDecided(Plan):
     :param decision: ``"outbox-retry"``, ``"outbox-discard"`` or ``"outbox-set-aside"``, as in the history.
     :param rows: in the order of their ids.
     :param more: how many rows beyond the limit stay as they are.
-    :param token: of the group's last claim.
+    :param token: of the group's last claim; that of no claim for a source.
     """
 
     group: str
@@ -96,6 +104,11 @@ class RefusedDecided(Plan):
     def is_empty(self) -> bool:
         """Whether there are none."""
         return not self.rows
+
+
+def is_source(session: PostgresSession, name: str) -> bool:
+    """Whether rows have this name, or a decision was made about such rows, although no group may have it."""
+    return session.one(IS_SOURCE, name=name).found or bool(session.history(name, limit=1))
 
 
 def read_refused(
@@ -150,16 +163,16 @@ class _Refused(Operation[RefusedDecided]):
         return self._choose(session, self.statements[0])
 
     def locked(self, session: Session) -> Iterator[RefusedDecided]:
-        # The group's row is locked before any other, as in every decision.
+        # The group's row is locked before any other, as in every decision; a source has none.
         session.share_group(self.group)
         with needing(_RIGHT):
             yield self._choose(session, self.statements[1])
 
     def _choose(self, session: Session, statement: str) -> RefusedDecided:
-        owner = session.group(self.group)
-        if owner is None:
-            raise unknown_group(session, self.group)
-        read, values = people(session), {"group": self.group, "topic": self.topic}
+        owner, read = session.group(self.group), people(session)
+        if owner is None and not is_source(read, self.group):
+            raise unknown_group(session, self.group, "group, or source of outbox rows,")
+        values = {"group": self.group, "topic": self.topic}
         found = [
             RefusedRow(*row) for row in read.rows(statement, ids=self.ids, after=-1, limit=self.limit + 1, **values)
         ]
@@ -173,7 +186,8 @@ class _Refused(Operation[RefusedDecided]):
         rows, (event, _) = tuple(found[: self.limit]), self.kind
         more = read.one(self.statements[2], after=rows[-1].id, **values).rows if len(found) > self.limit else 0
         digest = digest_of(event, self.group, [[row.id, row.refused_at] for row in rows])
-        return RefusedDecided(self.group, event, rows, more, owner.token, digest=digest)
+        token = _NO_CLAIM if owner is None else owner.token
+        return RefusedDecided(self.group, event, rows, more, token, digest=digest)
 
     def write(self, session: Session, plan: RefusedDecided, by: By) -> History:
         ids = [row.id for row in plan.rows]

@@ -221,7 +221,7 @@ class PostgresDatabase:
             others = [] if found else schemas_with_tables(connection)
         # None also after a downgrade, which leaves the version table empty.
         if found is None:
-            raise _missing(versions, schema or self.schema, others)
+            raise missing(versions, schema or self.schema, others)
         expect_runs_on(found, schema=schema)
         self.revision = found
         session = self.begin(name="offsetstore:connect")
@@ -264,7 +264,13 @@ def schemas_with_tables(connection: Connection) -> list[str]:
         raise _unreachable(error) from error
 
 
-def _missing(versions: str, schema: str | None, others: list[str]) -> SchemaMissing:
+def missing(versions: str, schema: str | None, others: list[str]) -> SchemaMissing:
+    """Make the error for a database without our tables.
+
+    :param versions: the table of their revision, as it was looked for.
+    :param schema: where they were looked for, ``None`` for the search path.
+    :param others: schemas that have such tables.
+    """
     found = f"no revision in {versions}"
     if not others:
         return SchemaMissing(

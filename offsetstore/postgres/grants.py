@@ -38,6 +38,9 @@ _OF_RELAYS: Final = {
     VERSION_TABLE: ("SELECT",),
 }
 
+# What an application needs that only puts records into the outbox; its statement reads nothing.
+_PUT: Final = ("consumer_group", "topic", "key", "value", "headers")
+
 # A record's own bytes.
 _RECORD: Final = {"key", "value", "headers"}
 
@@ -91,6 +94,16 @@ def grant_relay(role: str, *, schema: str) -> Iterator[str]:
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     for table, allowed in _OF_RELAYS.items():
         yield f"GRANT {', '.join(allowed)} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
+
+
+def grant_outbox(role: str, *, schema: str) -> Iterator[str]:
+    """Statements that let ``role`` put records into the outbox, and nothing else; they may be repeated.
+
+    The owner of the tables must run them.
+    """
+    yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
+    columns = ", ".join(map(quoted, _PUT))
+    yield f"GRANT INSERT ({columns}) ON TABLE {quoted(schema)}.outbox TO {quoted(role)}"
 
 
 def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ PACKAGES = (
     "offsetstore",
     "offsetstore.consumer",
     "offsetstore.monitoring",
+    "offsetstore.outbox",
     "offsetstore.spark",
     "offsetstore.testing",
     "offsetstore.writers",

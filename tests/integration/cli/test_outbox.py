@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from offsetstore import OffsetStore, errors
+from offsetstore import outbox as application
 from offsetstore.operations.outbox import SetAside
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
@@ -176,3 +177,41 @@ def test_status_says_how_many_rows_wait_for_how_long_and_how_many_kafka_refuses(
     text = here("status", "-g", GROUP)
     assert "1 row in the outbox, the oldest for 2h. The first is row 5, for topic events." in text
     assert f"Kafka refuses 4 rows of the outbox: `offsetstore outbox list -g {GROUP}` names them." in text
+
+
+SHOP = ("-g", "shop", "--reason", "ticket 17")
+
+
+@pytest.mark.behaviour("OUT-14")
+def test_rows_of_an_application_are_listed_and_decided_about_by_its_source_which_is_a_group_nowhere_else(
+    here: Here, store: OffsetStore, query: Query, offsetstore_database: str
+) -> None:
+    here.fail(1, "outbox", "list", "-g", "shop")
+    with psycopg.connect(offsetstore_database) as connection:
+        application.put(connection, numbered("orders", range(4)), source="shop")
+    query("UPDATE outbox SET created_at = now() - interval '1 h' WHERE consumer_group = 'shop'")
+    for command in ("status", "health", "runs", "errors"):
+        assert "the store has no group 'shop'" in here.fail(1, command, "-g", "shop")
+    assert [group.group for group in store.groups()] == [GROUP]
+    assert set(store.lag(None, StaticBroker.with_topics({"payments": 1}, end=10)).groups) == {GROUP}
+    assert here.json("status", "-g", GROUP)["outbox"]["rows"] == 1, "its group's own row, and no other"
+    assert here.json("outbox", "list", "-g", "shop")["rows"] == []
+
+    assert ids(here.json("outbox", "set-aside", "6", "7", *SHOP)["rows"]) == [6, 7]
+    for which in (("6", "7"), ("--all",)):
+        assert here.json("outbox", "set-aside", *which, *SHOP, "--execute")["executed"]
+    assert ids(here.json("outbox", "list", "-g", "shop")["rows"]) == [6, 7, 8, 9]
+    assert ids(here.json("outbox", "retry", "--all", "--limit", "1", *SHOP, "--execute")["rows"]) == [6]
+    assert ids(here.json("outbox", "discard", "7", *SHOP, "--execute")["rows"]) == [7]
+    here.fail(2, "outbox", "discard", "1", *SHOP, "--execute")
+    assert query("SELECT id FROM outbox WHERE consumer_group = 'shop'") == [(10,)]
+
+    query("DELETE FROM outbox; DELETE FROM outbox_refused")
+    events = here.json("history", "-g", "shop")["events"]
+    assert [event["event"] for event in events] == [*["outbox-set-aside"] * 2, "outbox-retry", "outbox-discard"]
+    assert {(event["epoch"], event["reason"][-9:]) for event in events} == {(0, "ticket 17")}
+    assert here.json("outbox", "list", "-g", "shop")["rows"] == [], "the history still knows it"
+    assert here.json("outbox", "retry", "--all", *SHOP, "--execute")["rows"] == []
+    here.fail(1, "outbox", "retry", "--all", "-g", "nobody", "--reason", "ticket 17")
+    store.claim("shop", topics=["payments"]).close()
+    assert here.json("status", "-g", "shop")["outbox"] is None, "a group of this name is well"

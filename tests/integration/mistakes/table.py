@@ -164,7 +164,7 @@ COMMANDS: Final = [
     Command(
         "grants without a role",
         (2, 4),
-        "Name the job's role with --role ... or another one with --relay-role or --dashboard-role.",
+        "Name the job's role with --role ... or another one with --relay-role, --outbox-role or --dashboard-role.",
         line="grants",
         url=None,
     ),

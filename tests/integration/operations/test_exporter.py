@@ -22,6 +22,7 @@ from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationEr
 from offsetstore.monitoring import exporter as exporter_module
 from offsetstore.monitoring.exporter import Exporter, Exposition, Gauge
 from offsetstore.monitoring.web import Server, serving_text
+from offsetstore.outbox import put
 from offsetstore.protocol.ports import KafkaSnapshot, LogEnds, TopicSnapshot
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
@@ -176,6 +177,36 @@ def test_what_waits_in_the_outbox_what_was_sent_and_the_relay_have_series(export
     assert of_billing == {"rows": 2, "first_row": 1, "refused_rows": 1}
     assert found["offsetstore_outbox_oldest_seconds", "billing"] == pytest.approx(3600, abs=60)
     assert found["offsetstore_outbox_sent_rows",] == 4096
+
+
+@pytest.mark.behaviour("OUT-14")
+def test_rows_that_an_application_has_put_into_the_outbox_have_series_and_no_others_have_their_source(
+    exporter: Exporter, database: str
+) -> None:
+    before = shown(exporter)
+    with psycopg.connect(database) as connection:
+        put(connection, [("events", b"k", b"v")] * 2, source="shop")
+        connection.execute("UPDATE outbox SET created_at = now() - interval '1 h'")
+        connection.execute(
+            "INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error) "
+            "VALUES (7, 'till', 'a', now(), 'MSG_SIZE_TOO_LARGE')"
+        )
+    found = shown(exporter)
+    new = {key: value for key, value in found.items() if key not in before}
+    assert new.pop(("offsetstore_outbox_oldest_seconds", "shop")) == pytest.approx(3600, abs=60)
+    assert new == {
+        ("offsetstore_outbox_rows", "shop"): 2,
+        ("offsetstore_outbox_first_row", "shop"): 1,
+        ("offsetstore_outbox_refused_rows", "shop"): 0,
+        ("offsetstore_outbox_rows", "till"): 0,
+        ("offsetstore_outbox_oldest_seconds", "till"): 0,
+        ("offsetstore_outbox_first_row", "till"): 0,
+        ("offsetstore_outbox_refused_rows", "till"): 1,
+        ("offsetstore_relay_state", "none"): 1,
+    }
+    assert {key: found[key] for key in before if key[0].startswith("offsetstore_outbox") and "billing" in key} == {
+        (f"offsetstore_outbox_{name}", "billing"): 0 for name in ("rows", "oldest_seconds", "first_row", "refused_rows")
+    }
 
 
 @pytest.mark.behaviour("OPS-16")

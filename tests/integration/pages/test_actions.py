@@ -194,6 +194,29 @@ def test_each_decision_is_planned_and_then_done(
         assert "style=" not in page.answer.text
 
 
+@pytest.mark.behaviour("OUT-14")
+def test_rows_of_an_application_are_decided_about_from_the_store_s_page(
+    browser: Browser, store: OffsetStore, server: DashboardServer, query: Query
+) -> None:
+    """Nothing on these pages leads to the pages of a group, which it is not."""
+    assert browser.open("/actions/outbox-retry", group="shop").status == 404
+    query("INSERT INTO outbox (consumer_group, topic) VALUES ('shop', 'orders')")
+    server.snapshots.take()
+    assert 'href="/actions/outbox-set-aside?group=shop"' in browser.open("/store").answer.text
+    assert browser.open("/actions/pause", group="shop").status == 404
+    form = browser.open("/actions/outbox-set-aside", group="shop")
+    plan = browser.send(form, topic="orders")
+    assert "1 row would be set aside" in plan.text
+    wrong = browser.send(plan, reason="ticket 17", typed=GROUP)
+    assert wrong.status == 400
+    done = browser.send(wrong, reason="ticket 17", typed="shop")
+    assert "1 row set aside." in done.text
+    assert "offsetstore history -g shop has it" in done.text
+    for page in (form, plan, wrong, done):
+        assert "/group?" not in page.answer.text
+    assert [event.event for event in store.history("shop")] == ["outbox-set-aside"]
+
+
 def test_each_decision_is_in_the_table() -> None:
     marks = vars(test_each_decision_is_planned_and_then_done)["pytestmark"]
     assert [[row[0] for row in one.args[1]] for one in marks if one.name == "parametrize"] == [list(DECISIONS)]

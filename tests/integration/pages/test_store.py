@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -40,6 +41,25 @@ def test_it_shows_the_store_its_tables_and_how_the_relay_is(site: Site, query: Q
         query(change)
         site.take()
         assert f"Relay {told}" in site.text("/store")
+
+
+@pytest.mark.behaviour("OUT-14")
+def test_it_names_applications_with_rows_in_the_outbox_and_no_list_of_groups_does(site: Site, query: Query) -> None:
+    site.give(GROUP, {P0: 4})
+    assert "Outbox rows of applications" not in site.text("/store")
+    for source, topic in (("shop", "orders"), (GROUP, "events"), ("shop", "orders")):
+        query(f"INSERT INTO outbox (consumer_group, topic) VALUES ('{source}', '{topic}')")
+    query(
+        "INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error) "
+        "VALUES (7, 'till', 'a', now(), 'MSG_SIZE_TOO_LARGE')"
+    )
+    site.take()
+    page = site.text("/store")
+    assert re.search(r"applications shop: 2 not sent, since .*\(first row 1, for orders\), none refused", page)
+    assert "till: 0 not sent, 1 refused" in page
+    assert f"{GROUP}: " not in page
+    assert "shop" not in site.text("/")
+    assert site.client.get("/group", params={"group": "shop"}).status_code == 404
 
 
 @pytest.mark.behaviour("START-27")

@@ -1,4 +1,7 @@
-"""The blocks of docs/outbox.md, and a sink with two outputs, one of which goes back into Kafka."""
+"""The blocks of docs/outbox.md, and a sink with two outputs, one of which goes back into Kafka.
+
+Those of applications are run by tests/integration/postgres/test_outbox_put.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from offsetstore.testing.fixtures import NewTopic
 from tests.integration.spark.conftest import execute_block, run_sink
 from tests.support.world import World
 
-SINK, CONSUMER, WITHOUT_SPARK, RELAY = range(4)
+SINK, CONSUMER, WITHOUT_SPARK, _FASTAPI, _PSYCOPG, RELAY = range(6)
 COLUMNS: list[Any] = [Column("payment")]
 BOOKED = Table("payments", MetaData(), *COLUMNS)
 

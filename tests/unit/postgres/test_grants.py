@@ -10,7 +10,14 @@ import pytest
 from offsetstore import relay
 from offsetstore.operations import home, names, people, relay_record, samples, stored_letters
 from offsetstore.postgres import letters, outbox, runs, statements
-from offsetstore.postgres.grants import grant_dashboard, grant_relay, grant_runtime, grant_target, privileges
+from offsetstore.postgres.grants import (
+    grant_dashboard,
+    grant_outbox,
+    grant_relay,
+    grant_runtime,
+    grant_target,
+    privileges,
+)
 from offsetstore.postgres.schema import metadata
 
 SQL = [
@@ -47,6 +54,16 @@ def test_a_relay_s_grants_are_what_its_statements_do() -> None:
 
     granted = rights(grant_relay("relay", schema="jobs"))
     assert granted == done
+
+
+@pytest.mark.behaviour("OPS-8", "OUT-14")
+def test_an_application_may_insert_the_columns_that_its_statement_names_and_nothing_else() -> None:
+    [named] = re.findall(r"INSERT INTO \{s\}outbox \(([\w, ]+)\)", outbox.WRITE_OUTBOX)
+    columns = ", ".join(f'"{name}"' for name in named.split(", "))
+    assert [*grant_outbox("shop", schema="jobs")] == [
+        'GRANT USAGE ON SCHEMA "jobs" TO "shop"',
+        f'GRANT INSERT ({columns}) ON TABLE "jobs".outbox TO "shop"',
+    ]
 
 
 @pytest.mark.behaviour("OPS-8")

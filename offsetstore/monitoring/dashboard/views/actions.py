@@ -24,6 +24,7 @@ from offsetstore.monitoring.dashboard.context import (
     group_of,
     lag_of,
     show,
+    snapshot_of,
 )
 from offsetstore.monitoring.dashboard.forms import (
     DECISIONS,
@@ -80,8 +81,11 @@ _OTHER_ROLE: Final = (
 def form(request: Request) -> Response:
     """Ask what is to be done; the address may already say some of it."""
     name = _name(request)
-    group = group_of(request).group
-    return _show_form(request, name, group, dict(request.query_params))
+    given = dict(request.query_params)
+    group = given.get("group", "")
+    if not (_is_source(request, name, group) and group in lag_of(request).store.outbox):
+        group = group_of(request).group
+    return _show_form(request, name, group, given)
 
 
 def plan(request: Request) -> Response:
@@ -136,6 +140,7 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         "action_done.html",
         action=name,
         group=group,
+        is_source=_is_source(request, name, group),
         result=done,
         words=in_words(done),
         reason=reason,
@@ -173,6 +178,7 @@ def _show_form(
         status=status,
         action=name,
         group=group,
+        is_source=_is_source(request, name, group),
         given={key: text for key, text in given.items() if key not in _ENTERED},
         wrong=wrong or {},
         error=error,
@@ -212,6 +218,7 @@ def _show_plan(
         status=status,
         action=name,
         group=group,
+        is_source=_is_source(request, name, group),
         decision=decision,
         planned=planned,
         premise=rests_on,
@@ -253,6 +260,12 @@ def _name(request: Request) -> str:
     if name not in DECISIONS:
         raise HTTPException(404)
     return name
+
+
+def _is_source(request: Request, name: str, group: str) -> bool:
+    """Whether a decision is about outbox rows of an application, which has no group (decision 0107)."""
+    lag = snapshot_of(request).lag
+    return name.startswith("outbox-") and lag is not None and group not in lag.groups
 
 
 def _group(given: Mapping[str, str]) -> str:

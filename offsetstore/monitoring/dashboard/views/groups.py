@@ -72,6 +72,10 @@ def store(request: Request) -> Response:
         is_skewed=lag is not None and abs(lag.clock_skew) > SKEWED,
         # The clusters to which stored offsets belong.
         clusters=sorted({row.cluster_id for row in stored if row.cluster_id is not None}),
+        # Rows that applications have put into the outbox have a name without a group (decision 0107).
+        sources={}
+        if lag is None
+        else {name: outbox for name, outbox in sorted(lag.store.outbox.items()) if name not in lag.groups},
         relay=None if lag is None else lag.store.relay,
         relay_text=None if lag is None else relay_in_words(lag.store.relay),
         cluster=None if lag is None or lag.kafka is None else lag.kafka.cluster_id,
