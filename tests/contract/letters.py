@@ -570,6 +570,21 @@ class PeopleLetterContract(LetterContract):
         assert done.letters == (stored(4),)
         assert self.store.letter(GROUP, P0, 2).state == "replayed"
 
+    @pytest.mark.behaviour("DLQ-7")
+    def test_a_decision_about_named_letters_waits_for_a_replay_too_and_is_refused(self, five: Claim) -> None:
+        self.store.request_replay(GROUP, [at(2), at(4)], reason=REASON)
+        with ThreadPoolExecutor(1) as pool:
+            with self.session() as job:
+                job.lock_letters(GROUP, [stored(2)])
+                waiting = pool.submit(self.store.discard, GROUP, [at(2), at(4)], reason=REASON)
+                with pytest.raises(TimeoutError):
+                    waiting.result(0.2)
+                assert job.mark_replayed(GROUP, [stored(2)], actor="job") == 1
+            with pytest.raises(LetterSettled):
+                waiting.result(WAIT)
+
+        assert self.store.letter_counts(GROUP) == {"dead": 3, "replayed": 1, "requested": 1}
+
     def test_a_decision_does_not_wait_for_ever(self, five: Claim) -> None:
         self.store.timeouts = Timeouts(lock=0.2)
         with self.session() as job:
