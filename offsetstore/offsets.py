@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 from uuid import UUID
 
 MAX_OFFSET = 2**63 - 1
@@ -157,6 +157,10 @@ class Token:
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}, claim {self.claim_id}"
+
+
+NO_CLAIM: Final = Token(0, UUID(int=0))
+"""The token of a name that no job has claimed."""
 
 
 @dataclass(frozen=True, slots=True)

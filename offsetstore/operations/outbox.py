@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Final
-from uuid import UUID
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.offsets import MAX_OFFSET, Token
+from offsetstore.offsets import MAX_OFFSET, NO_CLAIM, Token
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, unknown_group
 from offsetstore.operations.people import people
 from offsetstore.postgres.errors import needing
@@ -27,7 +26,6 @@ from offsetstore.protocol.outbox import MOST_ROWS
 from offsetstore.text import command
 
 _NAMED: Final = 20  # rows that a line of the history names
-_NO_CLAIM: Final = Token(0, UUID(int=0))
 
 _THESE: Final = """
   AND (CAST(:ids AS bigint[]) IS NULL OR id = ANY(CAST(:ids AS bigint[])))
@@ -186,7 +184,7 @@ class _Refused(Operation[RefusedDecided]):
         rows, (event, _) = tuple(found[: self.limit]), self.kind
         more = read.one(self.statements[2], after=rows[-1].id, **values).rows if len(found) > self.limit else 0
         digest = digest_of(event, self.group, [[row.id, row.refused_at] for row in rows])
-        token = _NO_CLAIM if owner is None else owner.token
+        token = NO_CLAIM if owner is None else owner.token
         return RefusedDecided(self.group, event, rows, more, token, digest=digest)
 
     def write(self, session: Session, plan: RefusedDecided, by: By) -> History:

@@ -26,7 +26,7 @@ from offsetstore.errors import (
     SchemaNotAtHead,
     UnexpectedCommit,
 )
-from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition, makes_many
+from offsetstore.offsets import NO_CLAIM, EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition, makes_many
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import (
     DATABASE_ERRORS,
@@ -72,7 +72,6 @@ _PLAIN: Final = {
 # Refused, not pinned: other values skip a target's triggers or policies, which are part of its data (decision 0053).
 _EXPECTED: Final = {"session_replication_role": "origin", "row_security": "on"}
 _PASSED_OVER: Final = {"session_replication_role": "triggers and foreign keys", "row_security": "policies"}
-_NO_CLAIM = uuid.UUID(int=0)
 _DISCARD = "offsetstore_discard"
 _LEAVE_IT: Final = (
     "Leave both to offsetstore. To go on after an error, use a savepoint: connection.begin_nested(), or an ORM "
@@ -304,7 +303,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
         self.run(sql.ROLLBACK_TO.format(number=number))
 
     def lock_group(self, group: str) -> Token:
-        self.run(sql.CREATE_GROUP, group=group, no_claim=_NO_CLAIM)
+        self.run(sql.CREATE_GROUP, group=group, no_claim=NO_CLAIM.claim_id)
         row = self.one(sql.LOCK_GROUP, group=group)
         return Token(row.epoch, row.claim_id)
 
@@ -480,7 +479,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
                 last = row.last
                 # The identity's sequence lags behind the rows: logical replication does not copy sequences.
                 _log.warning("the ids of offset_history lag behind its rows, the last of which is %d", last)
-                self.run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)
+                self.run(sql.TAKE_HISTORY_IDS, no_claim=NO_CLAIM.claim_id, count=count)
                 savepoint.rollback()
         what = "the ids of offset_history lag so far behind its rows that no row can be added"
         table = f"{self.place}offset_history"

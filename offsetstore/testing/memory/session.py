@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition
+from offsetstore.offsets import NO_CLAIM, EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol.database import (
     Advance,
     GroupRow,
@@ -23,7 +23,6 @@ from offsetstore.protocol.runs import KEPT, LIVE, Ending, FleetMember, JobError,
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.letters import LetterMemory
 
-_NOBODY = Token(0, UUID(int=0))
 GROUPS = "consumer_groups"
 PARTITIONS = "kafka_partitions"
 _MARKS = "batch_marks"
@@ -67,7 +66,7 @@ class MemorySession(LetterMemory):
         with self.statement():
             self.lock(GROUPS, group)
             if self._group(group) is None:
-                self.put(GROUPS, (group,), Group(_NOBODY, "", self._clock()))
+                self.put(GROUPS, (group,), Group(NO_CLAIM, "", self._clock()))
             return self.get(GROUPS, group).token
 
     def share_group(self, group: str) -> Token | None:
