@@ -128,7 +128,7 @@ def _name(value: object) -> str:
 class _Outbox(OutboxStatements):
     """The outbox, seen by a transaction of the application's.
 
-    :raises ConfigurationError: the connection is no such one, or in no transaction.
+    :raises ConfigurationError: the connection is not supported, or has no open transaction.
     """
 
     def __init__(self, connection: Any) -> None:
