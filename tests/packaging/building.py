@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
 SOURCES = (
     "pyproject.toml",
+    "setup.py",
     "README.md",
     "LICENSE",
     "CHANGELOG.md",
