@@ -6,7 +6,7 @@ No claim, no consumer group and no Kafka: a relay sends the records as it sends 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from inspect import iscoroutinefunction
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -24,7 +24,7 @@ from offsetstore.postgres.outbox import OutboxStatements
 from offsetstore.postgres.schema import VERSION_TABLE, quoted
 from offsetstore.postgres.statements import StatementResult, for_psycopg
 from offsetstore.protocol.arguments import check_new_name, check_text
-from offsetstore.protocol.outbox import OutboxRecord, outbox_record
+from offsetstore.protocol.outbox import OutboxRecord, outbox_records
 from offsetstore.text import command, schema_option
 
 __all__ = ["OutboxRecord", "put"]
@@ -86,7 +86,7 @@ def put(
         check_text("schema", schema)
     with translated():
         outbox = _Outbox(connection)
-    checked = [_checked(record) for record in records]
+    checked = outbox_records(records)
     if not checked:
         return 0
     role = outbox.find(schema)
@@ -106,19 +106,6 @@ def put(
             next_step="Look for a trigger or a rule on the table outbox.",
         )
     return written
-
-
-def _checked(record: object) -> OutboxRecord:
-    if not isinstance(record, (tuple, list)):
-        raise _no_record(_name(record))
-    parts = cast("Sequence[Any]", record)
-    if not 3 <= len(parts) <= 4:  # noqa: PLR2004 - the parts of an OutboxRecord
-        raise _no_record(f"{len(parts)} parts")
-    return outbox_record(*parts)
-
-
-def _no_record(found: str) -> ConfigurationError:
-    return ConfigurationError("not a record", found=found, expected="OutboxRecord, or (topic, key, value, headers)")
 
 
 def _name(value: object) -> str:

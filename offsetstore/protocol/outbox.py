@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 from uuid import uuid4
 
-from offsetstore.errors import OutboxUncertain, RowsRefused
+from offsetstore.errors import ConfigurationError, OutboxUncertain, RowsRefused
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.refusals import Topics
 from offsetstore.protocol.runs import RunState
@@ -171,6 +171,25 @@ def outbox_record(
     return OutboxRecord(
         cast("str", topic), _bytes("key", "the key", key), _bytes("value", "the value", value), checked or None
     )
+
+
+def outbox_records(records: Iterable[object]) -> list[OutboxRecord]:
+    """Check records, each an `OutboxRecord` or a tuple of its parts.
+
+    :raises ConfigurationError: a value is not a record, which is a mistake of the code that made it.
+    :raises RowsRefused: see `outbox_record`.
+    """
+    return [outbox_record(*_parts(record)) for record in records]
+
+
+def _parts(record: object) -> Sequence[Any]:
+    if not isinstance(record, (tuple, list)):
+        found = f"{type(record).__module__}.{type(record).__qualname__}"
+    elif 3 <= len(parts := cast("Sequence[Any]", record)) <= 4:  # noqa: PLR2004 - the parts of an OutboxRecord
+        return parts
+    else:
+        found = f"{len(parts)} parts"
+    raise ConfigurationError("not a record", found=found, expected="OutboxRecord, or (topic, key, value, headers)")
 
 
 def _header(pair: Any) -> tuple[str, bytes | None]:

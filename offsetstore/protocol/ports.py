@@ -112,7 +112,12 @@ class Work(Protocol):
         ...
 
     def produce_all(self, records: Iterable[OutboxRecord]) -> int:
-        """Put records into the outbox, in order, 16 MiB at a time; return how many. Raises the errors of `produce`."""
+        """Put records into the outbox, in order, 16 MiB at a time; return how many.
+
+        :param records: `OutboxRecord`, or such tuples.
+        :raises ConfigurationError: a value is not a record.
+        :raises RowsRefused: see `produce`.
+        """
         ...
 
 

@@ -246,7 +246,7 @@ class PerPartition:
                 results = placed.parts.run(tasks)  # one of each task, or it raises
         except Exception as error:
             if self._recovery is not None or batch.failed(error) is not None:
-                self._forget_stored(claim, plan, stored)
+                self._note_stored_before(claim, plan, stored)
             raise
         done = {result.topic_partition: result.rows for result in results if result.is_stored}
         self._note_stored(claim, plan, stored, done)
@@ -267,7 +267,7 @@ class PerPartition:
             terms[tp].passed(range_)
         stored.add(ranges, {UNNAMED: sum(done.values())})
 
-    def _forget_stored(self, claim: TaskClaim, plan: DeliveryPlan, stored: Stored) -> None:
+    def _note_stored_before(self, claim: TaskClaim, plan: DeliveryPlan, stored: Stored) -> None:
         """Record what tasks have stored before the others were ended: the batch goes on. Their rows are not known."""
         rows, remaining = self._claim.offsets(), plan.remaining()
         done = [tp for tp, range_ in remaining.items() if tp in rows and rows[tp].next_offset >= range_.until]

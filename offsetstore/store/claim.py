@@ -16,7 +16,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
-from offsetstore.offsets import BrokerView, OffsetRange, StoredOffset, Suspect, Token, TopicPartition
+from offsetstore.offsets import BrokerView, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol.arguments import check_new_name, check_seconds, check_text
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import ClaimEnded, ClaimTaken, DatabaseAsked
@@ -37,7 +37,7 @@ from offsetstore.store.log_watch import LogWatch, can_tell
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
 from offsetstore.store.notes import read_own
 from offsetstore.store.sessions import ClaimRows, Connected, read, repeat
-from offsetstore.store.term import Term, Terms, delivered, unmarked
+from offsetstore.store.term import Term, Terms, delivered
 from offsetstore.store.transaction import Transaction
 from offsetstore.text import logger
 
@@ -321,10 +321,6 @@ class Claim:
         Only with manual marking or a `Flush`: otherwise the stored offsets say it. See docs/marking.md.
         """
         return delivered(self.terms)
-
-    def unmarked(self) -> dict[TopicPartition, OffsetRange]:
-        """An empty range at the end of what was delivered, for each partition where that is not all stored."""
-        return unmarked(self.terms)
 
     def transaction(self, *, lock_timeout: float | None = None, marking: Marking = "automatic") -> Transaction:
         """One transaction of this claim; see `OffsetStore.transaction`."""

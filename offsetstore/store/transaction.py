@@ -37,7 +37,7 @@ from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.letters import Payload
 from offsetstore.protocol.marking import Marking, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text
-from offsetstore.protocol.outbox import OutboxRecord, outbox_record
+from offsetstore.protocol.outbox import OutboxRecord, outbox_record, outbox_records
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.functions import without_frames
@@ -229,7 +229,7 @@ class Transaction:
 
     def produce_all(self, records: Iterable[OutboxRecord]) -> int:
         """Put records into the outbox: see `Work.produce_all`."""
-        return put_into_outbox(self._locks, [outbox_record(*record) for record in records])
+        return put_into_outbox(self._locks, outbox_records(records))
 
     # -- advance
 

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import pytest
 
-from offsetstore.errors import RowsRefused
+from offsetstore.errors import ConfigurationError, RowsRefused
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.store.claim import Claim
@@ -67,6 +67,9 @@ class OutboxContract(ContractParts):
             tx.lock({})
             with pytest.raises(RowsRefused, match="the name of the topic is not valid"):
                 tx.produce_all([*RECORDS, OutboxRecord("no topic", None, b"")])
+            for wrong, found in ((RECORDS[0].topic, "builtins.str"), (("events", b""), "2 parts")):
+                with pytest.raises(ConfigurationError, match=f"not a record; found {found}"):
+                    tx.produce_all([*RECORDS, cast("OutboxRecord", wrong)])
             assert tx.produce_all([]) == 0
 
         assert outbox() == []
