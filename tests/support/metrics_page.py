@@ -1,4 +1,4 @@
-"""``python -m tests.support.metrics_page``: the tables of docs/exporter.md and docs/metrics.md, from the metrics themselves."""
+"""``python -m tests.support.metrics_page``: the tables of docs/exporter.md and docs/metrics.md, from the metrics."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def of_jobs() -> Iterator[str]:
     """The rows of docs/metrics.md, in the order of the code."""
     found: list[Any] = [one for one in vars(Metrics()).values() if isinstance(one, MetricWrapperBase)]
     for one in found:
-        kind = one._type  # noqa: SLF001 - prometheus_client has no public way, as for the next three
-        name = one._name + ("_total" if kind == "counter" else "")  # noqa: SLF001
-        labels = [label for label in one._labelnames if label != "consumergroup"]  # noqa: SLF001
-        what = one._documentation  # noqa: SLF001
+        kind = one._type
+        name = one._name + ("_total" if kind == "counter" else "")
+        labels = [label for label in one._labelnames if label != "consumergroup"]
+        what = one._documentation
         yield _row(name, labels, f"{kind}: {what}" if kind in {"histogram", "summary"} else what)
 
 
