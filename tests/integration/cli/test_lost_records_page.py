@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from offsetstore import Broker, OffsetStore, TopicPartition
 from offsetstore.errors import LogTruncated
 from offsetstore.kafka.admin import NewRecord, produce
+from offsetstore.store.sessions import transaction
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.cli.conftest import Here, advance, blocks, words
-from offsetstore.store.sessions import transaction
 
 
 def test_a_partition_that_lost_records_is_reset_and_its_job_starts_where_the_logs_part(
@@ -19,7 +21,7 @@ def test_a_partition_that_lost_records_is_reset_and_its_job_starts_where_the_log
     produce(servers, tp.topic, [NewRecord(b"x", partition=0)] * 80)
     broker = Broker({"bootstrap.servers": servers})
     names = {"billing": offsetstore_group, "payments:0": f"{tp.topic}:0", "localhost:9092": servers}
-    with OffsetStore.connect(offsetstore_database) as store:
+    with OffsetStore.connect(offsetstore_database) as store, closing(broker):
         with store.claim(offsetstore_group, broker, topics=[tp.topic], mirror_every=None) as claim:
             advance(store, claim, {tp: 60})
         with transaction(store.database, name="a claim before") as session:
