@@ -925,7 +925,7 @@ class ExecutorEnvironment(SinkError):
 
 
 class ExitCode(IntEnum):
-    """What scripts and supervisors can rely on; `offsetstore --help` and docs/health.md say what each means."""
+    """What scripts and supervisors can rely on; `offsetstore --help` and docs/supervise.md say what each means."""
 
     OK = 0
     NO = 1

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from offsetstore.store.claim import Claim
 
 FINAL: Final = frozenset({ExitCode.NO, ExitCode.USAGE, ExitCode.FENCED})
-"""Exit codes after which a restart does harm, or nothing: an operator has to decide; see docs/health.md."""
+"""Exit codes after which a restart does harm, or nothing: an operator has to decide; see docs/supervise.md."""
 
 _EVERY: Final = 1.0  # seconds from one report to the next, and between two questions to the database
 # Seconds after its drain= in which a consumer leaves Kafka's group and the fleet (decision 0094).

@@ -55,7 +55,7 @@ def job() -> Job:
             job.run(spark.readStream. ... .foreachBatch(sink). ... .start(), sink)
 
     An error that leaves the block is printed in at most 15 lines (with OFFSETSTORE_TRACE=1 in the environment, with
-    the traces of Python and Java), and becomes the process's exit code: see docs/health.md.
+    the traces of Python and Java), and becomes the process's exit code: see docs/supervise.md.
 
     SIGTERM and Ctrl-C stop the query after the batch that is being written, see `TransactionalSink.stop`; another
     signal, a second or more later, ends the process at once. Before `Job.run` they end the block. In threads other than

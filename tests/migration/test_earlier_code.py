@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -27,6 +29,17 @@ COMMITS = {
     "0008": "f084d2b18a6196ad5f6f13c5c703fe5199c2d568",
     "0011": "d2d872fde6cade00982a7ff6b28feab84a1fdf5c",
 }
+
+
+def code_of(revision: str, directory: Path) -> Path:
+    """Unpack the code of that revision there."""
+    archive = directory / "archive.tar"
+    subprocess.run(
+        ["git", "-C", str(ROOT), "archive", f"--output={archive}", COMMITS[revision], "offsetstore"], check=True
+    )
+    with tarfile.open(archive) as packed:
+        packed.extractall(directory / "code", filter="data")
+    return directory / "code"
 
 
 @contextmanager
@@ -87,17 +100,11 @@ def test_a_job_of_earlier_code_goes_on_while_the_tables_are_expanded_and_can_com
     engine: Engine, offsetstore_empty_database: str, tmp_path: Path, revision: str
 ) -> None:
     url = offsetstore_empty_database
-    archive = tmp_path / "archive.tar"
-    subprocess.run(
-        ["git", "-C", str(ROOT), "archive", f"--output={archive}", COMMITS[revision], "offsetstore"], check=True
-    )
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path / "code", filter="data")
     with engine.begin() as connection:
         upgrade(connection, revision=revision)
         connection.execute(text("CREATE TABLE results (record bigint)"))
 
-    with running(tmp_path / "code", url) as earlier:
+    with running(code_of(revision, tmp_path), url) as earlier:
         assert [earlier("start"), earlier("write")] == ["done", "done"]
         if revision != HEAD:
             with pytest.raises(SchemaNotAtHead, match="offsetstore migrate"):
@@ -120,3 +127,34 @@ def test_a_job_of_earlier_code_goes_on_while_the_tables_are_expanded_and_can_com
         letters = connection.execute("SELECT record_offset FROM dead_letters ORDER BY 1").fetchall()
     assert rows == [(number,) for number in range(40) if number % 10]
     assert letters == [(0,), (10,), (20,), (30,)]
+
+
+@pytest.mark.needs_program("history")
+def test_code_that_runs_on_its_own_revision_alone_goes_on_but_starts_again_only_after_the_pages_way_back(
+    engine: Engine, offsetstore_empty_database: str, tmp_path: Path
+) -> None:
+    """docs/upgrade.md, from revision 0008."""
+    url = offsetstore_empty_database
+    page = (ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
+    [way_back] = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    with engine.begin() as connection:
+        upgrade(connection, revision="0008")
+        connection.execute(text("CREATE TABLE results (record bigint)"))
+
+    with running(code_of("0008", tmp_path), url) as earlier:
+        assert [earlier("start"), earlier("write")] == ["done", "done"]
+        with engine.begin() as connection:
+            upgrade(connection)
+        assert [earlier("write"), earlier("stop")] == ["done", "done"]
+        assert earlier("start") == "SchemaNotAtHead"
+
+        names: dict[str, Any] = {"url": url.replace("postgresql:", "postgresql+psycopg:")}
+        exec(way_back, names)  # noqa: S102 - the page's own words
+        names["engine"].dispose()
+        assert [earlier("start"), earlier("write"), earlier("decide"), earlier("stop")] == ["done"] * 4
+
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT record FROM results ORDER BY 1").fetchall()
+        letters = connection.execute("SELECT record_offset FROM dead_letters ORDER BY 1").fetchall()
+    assert rows == [(number,) for number in range(30) if number % 10]
+    assert letters == [(0,), (10,), (20,)]

@@ -43,11 +43,6 @@ def reset_by_tool(kafka: KafkaBroker, group: str, *arguments: str) -> str:
     return _run("--bootstrap-server", kafka.bootstrap_servers, "--group", group, "--reset-offsets", *arguments)
 
 
-def delete_by_tool(kafka: KafkaBroker, group: str, topic: str) -> None:
-    """Delete a group's offsets of a topic."""
-    _run("--bootstrap-server", kafka.bootstrap_servers, "--group", group, "--delete-offsets", "--topic", topic)
-
-
 def options_of_tool() -> set[str]:
     """The names of its options, as its help lists them."""
     return set(re.findall(r"^(--[a-z][a-z-]+)", _run("--help", exit_code=1), re.MULTILINE))

@@ -1,9 +1,10 @@
-"""docs/health.md: its code and its commands run, and its tables are complete."""
+"""docs/health.md and docs/supervise.md: their code and commands run, and their tables are complete."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from offsetstore.monitoring import Code, Limits
 from tests.integration.cli.conftest import DOCS, Here, blocks, words
 
 PAGE = (DOCS / "health.md").read_text(encoding="utf-8")
+ENDING = (DOCS / "supervise.md").read_text(encoding="utf-8")
 PYTHON = [text for _, text in blocks("health.md", "python")]
 [(_, CONSOLE)] = blocks("health.md", "console")
+[(_, END)] = blocks("supervise.md", "python")
+[(_, FILES)] = blocks("supervise.md", "console")
 
 
 @pytest.mark.behaviour("OPS-4")
@@ -52,21 +56,36 @@ def test_its_job_ends_with_the_code_of_its_error() -> None:
         def connect(url: str, observers: list[object]) -> None:
             raise StaleClaim(f"{url}, {observers}")
 
-    [block] = [one for one in PYTHON if "offsetstore.spark.job()" in one]
     with pytest.raises(SystemExit) as ended:
-        exec(f"import offsetstore.spark\n{block}", {"OffsetStore": Store, "url": "x", "monitoring": None})  # noqa: S102
+        exec(f"import offsetstore.spark\n{END}", {"OffsetStore": Store, "url": "x", "monitoring": None})  # noqa: S102
     assert ended.value.code == ExitCode.FENCED
 
 
+def rows_of(page: str) -> list[list[str]]:
+    return [line.strip("|").split("|") for line in page.splitlines() if line.startswith("|")]
+
+
 def test_its_tables_have_each_code_limit_and_exit_code_of_a_job_and_the_files_that_it_names_exist() -> None:
-    rows = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("|")]
+    rows = rows_of(PAGE)
     first = [row[0].strip().strip("`") for row in rows]
     assert [name for name in dict.fromkeys(first) if name in list(Code)] == list(Code)
     limits = {row[0].strip().strip("`"): row[1].strip() for row in rows}
     for field in fields(Limits):
         assert limits[field.name] == ("none" if field.default is None else f"{field.default:g}")
-    told = {int(code) for name in first for code in re.findall(r"^\d+(?=,|$)|(?<=, )\d+$", name)}
+    codes = [row[0].strip() for row in rows_of(ENDING)]
+    told = {int(code) for name in codes for code in re.findall(r"^\d+(?=,|$)|(?<=, )\d+$", name)}
     assert told == set(ExitCode) - {ExitCode.INTERRUPTED, ExitCode.UNREAD}
-    named = re.findall(r"\]\(([^)#:]+)\)", PAGE)
+    named = re.findall(r"\]\(([^)#:]+)\)", PAGE + ENDING)
     assert len(named) > 6
     assert [name for name in named if not (DOCS / name).exists()] == []
+
+
+def test_its_commands_write_the_files_that_it_lists(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in FILES.splitlines():
+        here(*words(line))
+    listed = re.findall(r"^\| \[([\w.-]+)\]", ENDING, re.MULTILINE)
+    assert len(listed) > 6
+    assert {file.name for file in tmp_path.rglob("*") if file.is_file()} >= {*listed}

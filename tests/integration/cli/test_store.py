@@ -1,4 +1,4 @@
-"""``offsetstore store``, as docs/deploy.md tells it: what a database is that is another one than before."""
+"""``offsetstore store``, as docs/failover.md tells it: what a database is that is another one than before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.cli.conftest import Here, Run, advance, blocks, words
 GROUP = "billing"
 TP = TopicPartition("payments", 0)
 STATUS = ("status", "-g", GROUP)
-MOVED, NEW_ID = (words(text) for _, text in blocks("deploy.md", "console") if text.startswith("$ offsetstore store "))
+MOVED, NEW_ID = (words(text) for _, text in blocks("failover.md", "console"))
 
 
 def broker() -> StaticBroker:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
+import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,10 +26,11 @@ from offsetstore.protocol.starting import Reason
 from offsetstore.protocol.store_facts import Stamp
 from offsetstore.store import log_watch
 from offsetstore.testing.fixtures import NewTopic
-from tests.support.consumer_groups import delete_by_tool, reset_by_tool
+from tests.support.kafka_tools import install_kafka_tools
 from tests.support.mirrored_job import copied, process
 from tests.support.waiting import wait_until
 
+ROOT = Path(__file__).parents[3]
 TOO_LONG = "x" * 5000  # for Kafka, so that only the stamp is there
 
 
@@ -135,9 +139,18 @@ def test_who_a_store_is_does_not_depend_on_the_rights_of_who_asks(
 @pytest.mark.behaviour("START-9", "START-27")
 def test_a_database_that_was_lost_and_made_anew_is_told_so_and_goes_on_as_the_page_says(  # noqa: PLR0917 - fixtures
     offsetstore_kafka: KafkaBroker, offsetstore_postgres: PostgresServer, url: str, broker: Broker,
-    p0: TopicPartition, offsetstore_group: str,
+    p0: TopicPartition, offsetstore_group: str, tmp_path: Path,
 ) -> None:  # fmt: skip
     group, name = offsetstore_group, url.rpartition("/")[2]
+    install_kafka_tools(tmp_path)
+    page = (ROOT / "docs" / "starting.md").read_text(encoding="utf-8").replace(" \\\n", " ")
+    to_delete, to_keep = [shlex.split(line) for line in re.findall(r"^\$ (kafka-.*)$", page, re.MULTILINE)]
+    theirs = {"localhost:9092": offsetstore_kafka.bootstrap_servers, "billing": group, "payments": p0.topic}
+
+    def run(program: str, *arguments: str) -> None:
+        command = [tmp_path / program, *(theirs.get(word, word) for word in arguments)]
+        subprocess.run(command, check=True, timeout=180)
+
     run_job(url, group, broker, p0, 40)
     offsetstore_postgres.drop_database(name)
     offsetstore_postgres.create_database(name)
@@ -147,13 +160,13 @@ def test_a_database_that_was_lost_and_made_anew_is_told_so_and_goes_on_as_the_pa
         with pytest.raises(ForeignStore, match="or this one was lost and made anew") as caught:
             start(store, group, broker, p0)
         assert all(way in caught.value.next_step for way in ("--delete-offsets", "--to-current", "kafka_group="))
-        reset_by_tool(offsetstore_kafka, group, "--topic", p0.topic, "--to-current", "--execute")
+        run(*to_keep)
         found = resolve_starting_offsets(broker, group=group, topics=[p0.topic], store=store)
         assert (found.offsets[p0], found.starts[p0].reason) == (40, Reason.ONLY_COMMITTED)
         broker.commit(group, {p0: CommittedOffset(40, Stamp(UUID(int=7), 1).text())})
         with pytest.raises(ForeignStore):
             start(store, group, broker, p0)
-        delete_by_tool(offsetstore_kafka, group, p0.topic)
+        run(*to_delete)
         assert start(store, group, broker, p0) == (0, Reason.EARLIEST)
 
 
