@@ -82,5 +82,5 @@ def test_the_step_for_a_copy_makes_it_another_store_with_a_group_of_its_own_in_k
         assert claim.starting.offsets == {TP: 40}
     assert there(*NEW_ID).splitlines()[1:] == [
         "Give each of its jobs a kafka_group= of its own.",
-        "If the outbox has rows, the original sends them: empty it before a relay starts (docs/outbox.md).",
+        "If the outbox has rows, the original sends them: empty it before a relay starts (docs/relay-recovery.md).",
     ]
