@@ -123,7 +123,8 @@ def read_with(
                 raise BrokerUnavailable(
                     f"an open Kafka transaction blocks {doing}",
                     next_step="It ends within its producer's transaction.timeout.ms, a minute by default. If this "
-                    f"lasts, Kafka has lost its end, as brokers 4.3.0 to 4.4.0 can: docs/outbox.md; {doing.harmless}.",
+                    "lasts, Kafka has lost its end, as brokers 4.3.0 to 4.4.0 can: docs/relay-recovery.md; "
+                    f"{doing.harmless}.",
                 )
     if error is not None:
         raise no_answer(error, reported, doing, deadline.seconds)

@@ -326,7 +326,9 @@ def _of_store(plan: StoreDecided) -> Iterator[Note]:
         return
     if plan.executed:
         yield Note("Give each of its jobs a kafka_group= of its own.")
-        yield Note("If the outbox has rows, the original sends them: empty it before a relay starts (docs/outbox.md).")
+        yield Note(
+            "If the outbox has rows, the original sends them: empty it before a relay starts (docs/relay-recovery.md)."
+        )
         return
     yield _warning("This can't be taken back.")
     if live := [group for group, owner in plan.groups.items() if owner.is_live]:

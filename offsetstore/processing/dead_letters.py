@@ -58,7 +58,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Pass over the record, and keep it as a dead letter; see docs/dead-letters.md for when the query ends instead."""
+    """Pass over the record, and keep it as a dead letter; docs/dead-letters-limits.md: when the query ends instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Execute:
         its connections to the server stay open. It may start processes: a forked one has no way to the store's
         connections. The child of a bare ``os.fork`` must leave by ``os._exit``: if it returned or raised, it would go
         on with the job, on the sockets to Spark that it shares with its parent. An ORM Session works:
-        docs/dead-letters.md.
+        docs/dead-letters-sql.md.
     :param splittable: the function may be given the rows of any records, in their order, again and again: what it did
         was rolled back. A sink with dead letters needs that. An error that it raises is then a record's, except one of
         memory, imports or connections, a timeout, and an `Outage`. With ``atomicity="partition"`` it is then also

@@ -1,4 +1,4 @@
-"""docs/dashboard.md: its commands serve the pages, to those whom it says they are for."""
+"""docs/dashboard.md and dashboard-access.md: their commands serve the pages, to those whom it says they are for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offsetstore.postgres.schema import quoted
 from tests.integration.cli.conftest import blocks
 from tests.integration.conftest import Query
 
-SHOW, ACT, PROXY = (text for _, text in blocks("dashboard.md", "bash"))
+[SHOW], [ACT, PROXY] = ([text for _, text in blocks(page, "bash")] for page in ("dashboard.md", "dashboard-access.md"))
 get = partial(httpx.get, timeout=60)  # the first answer waits for the first snapshot
 
 

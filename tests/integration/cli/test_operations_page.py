@@ -1,7 +1,11 @@
-"""docs/operations.md: its commands and its Python run as they stand there, and its table has all of Kafka's options."""
+"""docs/operations.md, history.md, groups.md, kafka-consumer-groups.md: what is in their blocks and tables happens.
+
+One test runs the commands that need no Kafka, page by page; the others run those with an address of one.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,13 +14,16 @@ from typing import Any
 import click
 import pytest
 
-from offsetstore import OffsetStore, TopicPartition
+from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.testing import StaticBroker
-from tests.integration.cli.conftest import DOCS, Here, advance, blocks, words
+from tests.integration.cli.conftest import DOCS, Here, advance, blocks, commit, words
+from tests.integration.conftest import Query
 from tests.support.consumer_groups import options_of_tool
 
-PAGE = (DOCS / "operations.md").read_text(encoding="utf-8")
+OPTIONS = (DOCS / "kafka-consumer-groups.md").read_text(encoding="utf-8")
+PAGES = ("operations.md", "history.md", "groups.md")
+KAFKA = "localhost:9092"
 GROUP = "billing"
 
 
@@ -34,11 +41,13 @@ def test_what_the_page_says_is_so(here: Here, offsetstore_database: str) -> None
             "UTC": UTC,
         }
         printed = ""
-        for language, text in blocks("operations.md", "python", "console"):
+        for language, text in (block for page in PAGES for block in blocks(page, "python", "console")):
             if language == "python":
                 exec(text, names)  # noqa: S102 - the page's own words
                 continue
             for line in text.splitlines():
+                if KAFKA in line:
+                    continue
                 digests = re.findall(r"^Plan (\w+):", printed, re.MULTILINE)
                 arguments = words(line.replace("DIGEST", ["", *digests][-1]))
                 if "refunds" in arguments:
@@ -56,11 +65,59 @@ def test_what_the_page_says_is_so(here: Here, offsetstore_database: str) -> None
         assert (names["last"].state, names["errors"]) == ("live", [])
         assert [(sample.stored, sample.lag) for sample in names["trend"][GROUP]] == [(4, 6)]
         assert names["planned"].offsets == {tp: 4}
+        assert [(move.topic_partition, move.shift) for move in names["planned_reset"].moves] == [(tp, -2)]
         assert store.offsets(GROUP)[tp].next_offset == 4
         assert [store.offsets(name) for name in ("billing-v2", "invoicing")] == [{}, {}]
         assert [line.event for line in store.history("invoicing")] == [
             *("rename", "rename", "claim", "adopt", "delete-topic", "delete", "delete")
         ]
+
+
+def lines_with_kafka(page: str, topic: str, group: str, servers: str) -> list[list[str]]:
+    """The page's commands that ask Kafka, for this topic and group."""
+    ours = {KAFKA: servers, "payments:0": f"{topic}:0", GROUP: group}
+    lines = [line for _, block in blocks(page, "console") for line in block.splitlines() if KAFKA in line]
+    return [[ours.get(word, word) for word in words(line)] for line in lines]
+
+
+@pytest.mark.behaviour("OPS-1")
+def test_after_the_steps_of_a_reset_no_record_s_result_is_missing_or_twice(
+    here: Here, servers: str, payments: str, offsetstore_database: str, query: Query
+) -> None:
+    tp, broker, group = TopicPartition(payments, 0), Broker({"bootstrap.servers": servers}), f"billing-{payments}"
+    query("CREATE TABLE results (number bigint)")
+
+    def run_job() -> int:
+        """Write the results of the records up to offset 4; return where it began."""
+        with OffsetStore.connect(offsetstore_database) as store:
+            claim = store.claim(group, broker, topics=[payments], mirror_every=None)
+            start = json.loads(claim.starting_offsets)[payments]["0"]
+            with store.transaction(claim) as tx:
+                plan = tx.lock({tp: OffsetRange(start, 4)})
+                for number in range(start, 4):
+                    tx.connection.exec_driver_sql("INSERT INTO results VALUES (%s)", (number,))
+                tx.advance({tp: plan[tp].remaining})
+            return start
+
+    assert run_job() == 0
+    commit(servers, group, payments, {0: 4})
+    plan, execute = lines_with_kafka("operations.md", payments, group, servers)
+    [digest] = re.findall(r"^Plan (\w+):", here(*plan), re.MULTILINE)
+    here(*[digest if word == "DIGEST" else word for word in execute])
+    query("DELETE FROM results WHERE number >= 2")
+    assert run_job() == 2
+    assert query("SELECT number FROM results ORDER BY number") == [(0,), (1,), (2,), (3,)]
+
+
+@pytest.mark.behaviour("OPS-2")
+def test_the_commands_of_lag_tell_it_and_whether_it_is_too_large(
+    here: Here, billing: str, payments: str, servers: str
+) -> None:
+    of_group, watched, checked = lines_with_kafka("history.md", payments, billing, servers)
+    assert "21" in here(*of_group).split()
+    assert watched.pop() == "--watch"
+    assert billing in here(*watched)
+    here(*checked)
 
 
 def all_names(command: click.Command, context: click.Context) -> Iterator[str]:
@@ -76,8 +133,8 @@ def all_names(command: click.Command, context: click.Context) -> Iterator[str]:
 
 @pytest.mark.behaviour("OPS-1")
 def test_the_table_has_each_option_of_kafkas_tool_once_and_names_commands_and_options_that_are_there() -> None:
-    _, _, table = PAGE.partition("| `kafka-consumer-groups` | `offsetstore` |\n|---|---|\n")
-    rows = [line.strip("|").split(" | ", 1) for line in table.partition("\n\n")[0].splitlines()]
+    _, _, table = OPTIONS.partition("| `kafka-consumer-groups` | `offsetstore` |\n|---|---|\n")
+    rows = [line.strip("|").split(" | ", 1) for line in table.splitlines()]
     theirs, ours = ([code for row in rows for code in re.findall(r"`([^`]+)`", row[side])] for side in (0, 1))
     assert sorted(theirs) == sorted(options_of_tool())
 

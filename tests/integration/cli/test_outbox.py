@@ -14,7 +14,7 @@ from offsetstore import outbox as application
 from offsetstore.operations.outbox import SetAside
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-from tests.integration.cli.conftest import DOCS, Here, words
+from tests.integration.cli.conftest import Here, blocks, words
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.outbox import numbered, put
@@ -93,7 +93,9 @@ def test_the_commands_of_the_page_do_what_it_says(here: Here, store: OffsetStore
     query("UPDATE outbox_refused SET topic = 'payment-events' WHERE id < 3")
     query("UPDATE outbox_refused SET id = 17 WHERE id = 4")
     query("INSERT INTO outbox (id, consumer_group, topic) OVERRIDING SYSTEM VALUE VALUES (19, 'billing', 'small')")
-    for line in re.findall(r"^\$ offsetstore outbox .*$", (DOCS / "outbox.md").read_text("utf-8"), re.MULTILINE):
+    lines = [line for _, block in blocks("relay-refused.md", "console") for line in block.splitlines()]
+    assert len(lines) == 4
+    for line in lines:
         here(*words(line))
     assert query("SELECT id FROM outbox_refused ORDER BY id") == [(3,), (19,)]
     assert query("SELECT topic FROM outbox ORDER BY id") == [("events",), *[("payment-events",)] * 2]

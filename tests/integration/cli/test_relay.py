@@ -20,13 +20,14 @@ from tests.integration.conftest import Query
 from tests.support.outbox import numbered, put, values
 from tests.support.waiting import wait_until
 
-PAGE = (DOCS / "outbox.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "relay.md").read_text(encoding="utf-8")
+RECOVERY = (DOCS / "relay-recovery.md").read_text(encoding="utf-8")
 
 
 @contextmanager
 def relay(url: str, servers: str, anchor: str, log: Path) -> Generator[JobProcess]:
     """The command of the page, with the addresses of a test."""
-    [line] = re.findall(r"^\$ offsetstore (relay .*)$", PAGE, re.MULTILINE)
+    [line] = re.findall(r"^ *\$ offsetstore (relay .*)$", PAGE, re.MULTILINE)
     arguments = [servers if one == "localhost:9092" else one for one in shlex.split(line)]
     command = ["-c", "from offsetstore.cli.main import main; main()", *arguments, "--anchor", anchor]
     with JobProcess(command, log, environment={"OFFSETSTORE_URL": url}) as process:
@@ -80,5 +81,5 @@ def test_a_lost_number_ends_it_with_code_1_and_the_options_that_decide(
     assert "--on-uncertain skip if they are there, or --on-uncertain repeat if they are not" in told
     assert values(servers, anchor) == []
     query("INSERT INTO outbox (consumer_group, topic) SELECT 'billing', 'events' FROM generate_series(1, 8)")
-    [look] = re.findall(r"`(SELECT \* FROM outbox .*?)`", PAGE)
+    [look] = re.findall(r"`(SELECT \* FROM outbox .*?)`", RECOVERY)
     assert [row[0] for row in query(look)] == [7, 8]

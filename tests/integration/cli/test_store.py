@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import psycopg
 import pytest
 
-from offsetstore import OffsetStore, TopicPartition
-from offsetstore.errors import ForeignStore, StoreMoved
+from offsetstore import OffsetStore, Relay, TopicPartition
+from offsetstore.errors import ForeignStore, OutboxUncertain, StoreMoved
 from offsetstore.local.postgres import PostgresServer
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol.store_facts import Stamp
 from offsetstore.testing import StaticBroker
 from tests.integration.cli.conftest import Here, Run, advance, blocks, words
+from tests.support.outbox import numbered, put
+from tests.support.relayed import FakeKafka
 
 GROUP = "billing"
 TP = TopicPartition("payments", 0)
@@ -82,5 +86,31 @@ def test_the_step_for_a_copy_makes_it_another_store_with_a_group_of_its_own_in_k
         assert claim.starting.offsets == {TP: 40}
     assert there(*NEW_ID).splitlines()[1:] == [
         "Give each of its jobs a kafka_group= of its own.",
-        "If the outbox has rows, the original sends them: empty it before a relay starts (docs/outbox.md).",
+        "If the outbox has rows, the original sends them: empty it before a relay starts (docs/relay-recovery.md).",
     ]
+
+
+@pytest.mark.behaviour("OUT-5", "START-27")
+def test_the_relay_of_a_copy_sends_its_own_rows_alone_after_the_statements_of_the_page(there: Here, copy: str) -> None:
+    """Before, it ends: the original's last batch is recorded in the copy, and Kafka has none under the copy's id."""
+    there(*NEW_ID)
+    [(_, statements)] = blocks("relay-recovery.md", "sql")
+    kafka: Any = FakeKafka()
+    with OffsetStore.connect(copy) as store, psycopg.connect(copy, autocommit=True) as connection:
+        put(store, numbered("events", [0, 1]))
+        connection.execute(
+            "INSERT INTO outbox_relays (shard, token, owner, batch, ids)"
+            " VALUES (0, gen_random_uuid(), 'the original', 5, '{1}')"
+        )
+        connection.execute(
+            "INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error)"
+            " SELECT id, consumer_group, topic, created_at, 'too large' FROM outbox WHERE id = 2"
+        )
+        with pytest.raises(OutboxUncertain):
+            Relay(store, kafka).drain()
+
+        connection.execute(statements.encode())
+        put(store, numbered("events", [7]))
+        Relay(store, kafka).drain()
+    assert kafka.values() == [7]
+    assert there.json("outbox", "list", "-g", GROUP)["rows"] == []

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
@@ -603,9 +604,9 @@ def test_a_handler_s_rows_are_written_and_records_that_fail_become_letters(
 def test_the_function_in_the_outbox_page_writes_to_the_table_and_to_the_outbox(polls: Polls, query: Query) -> None:
     query("CREATE TABLE payments (payment text)")
     page = (Path(__file__).parents[3] / "docs" / "outbox.md").read_text(encoding="utf-8")
-    [block] = re.findall(r"^```python\n(import pyarrow as pa\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    [block] = re.findall(r"^ *```python\n( *import pyarrow as pa\n.*?)^ *```$", page, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"Append": Append, "Outbox": Outbox}
-    exec(compile(block, "docs/outbox.md", "exec"), names)  # noqa: S102 - the page's own words
+    exec(compile(dedent(block), "docs/outbox.md", "exec"), names)  # noqa: S102 - the page's own words
     polling = polls(names["book_batch"], names["outputs"])
     polling.write(polling.polled({P0: ["0.99"]}))
     assert query("SELECT payment FROM payments") == [("0.99",)]

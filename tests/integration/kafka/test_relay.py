@@ -251,7 +251,7 @@ def test_a_transaction_that_has_lost_its_end_is_ended_as_the_pages_say_and_each_
             lambda: hasty.committed_offsets(relay.group, [TopicPartition(place.anchor, 0)]),
             Relay(place.store, hasty, anchor=place.anchor).drain,
         ):
-            with pytest.raises(BrokerUnavailable, match=r"an open Kafka transaction blocks .*docs/outbox\.md"):
+            with pytest.raises(BrokerUnavailable, match=r"an open Kafka transaction blocks .*docs/relay-recovery\.md"):
                 asks()
     with monkeypatch.context() as context:
         context.setattr(admin, "_SECONDS", 3.0)
@@ -304,7 +304,7 @@ def last_batch(log: Path) -> tuple[int, bytes | None]:
 
 
 def do_what_the_pages_say(place: Place, transactional_id: str, hanging_topic: str, scratch: Path) -> None:
-    """The runbook's look, and the outbox's steps 2 to 4, with what Kafka's tool prints in place of their examples."""
+    """The runbook's look, and the relay's steps 2 to 4, with what Kafka's tool prints in place of their examples."""
     install_kafka_tools(scratch)
     page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8").partition("## HangingTransaction")[2]
     find, describe = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", page, re.MULTILINE)[:2]]
@@ -315,7 +315,7 @@ def do_what_the_pages_say(place: Place, transactional_id: str, hanging_topic: st
         (shown["ProducerId"], shown["CurrentTransactionStartOffset"])
     ]
 
-    page = (ROOT / "docs/outbox.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/relay-recovery.md").read_text(encoding="utf-8")
     section = page.partition("## When a transaction has lost its end")[2].partition("\n## ")[0]
     find, describe, *aborts = [shlex.split(line) for line in re.findall(r"^ +\$ (.*)$", section, re.MULTILINE)]
     [named] = re.findall(r"`(SELECT \* FROM outbox WHERE [^`]+)`", page)

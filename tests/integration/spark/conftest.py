@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -33,7 +34,8 @@ def page_text(page: str) -> str:
 
 def blocks(page: str, language: str = "python") -> list[str]:
     """The blocks of a page of the documentation that are in this language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page_text(page), re.DOTALL | re.MULTILINE)
+    found = re.findall(rf"^ *```{language}\n(.*?)^ *```$", page_text(page), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in found]
 
 
 def execute_block(page: str, number: int, replaced: Mapping[str, str] | None = None, **names: Any) -> dict[str, Any]:

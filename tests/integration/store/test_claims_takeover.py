@@ -108,7 +108,7 @@ def test_a_transaction_that_is_no_job_of_the_group_is_not_terminated(
 def test_another_role_may_end_the_transaction_of_a_frozen_job_if_it_is_a_member(
     offsetstore_database: str, query: Query, monkeypatch: pytest.MonkeyPatch, membership: str
 ) -> None:
-    """docs/dashboard.md says so of the role that decides."""
+    """docs/dashboard-access.md says so of the role that decides."""
     monkeypatch.setattr(sessions, "_GRACE", 1)
     suffix = uuid4().hex
     job, decider = f"job_{suffix}", f"decider_{suffix}"

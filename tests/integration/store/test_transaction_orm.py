@@ -385,10 +385,10 @@ def test_a_connection_that_is_closed_for_an_error_takes_nothing_into_the_pool(
 
 @pytest.mark.behaviour("SINK-2", "TX-3")
 def test_the_functions_in_the_page_book_orders_with_a_session(store: OffsetStore, claim: Claim, query: Query) -> None:
-    page = (ROOT / "docs" / "dead-letters.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "dead-letters-sql.md").read_text(encoding="utf-8")
     [block] = re.findall(r"^```python\n(from sqlalchemy\.exc import.*?)^```$", page, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"Order": Row}
-    exec(compile(block, "docs/dead-letters.md", "exec"), names)  # noqa: S102 - the page's own words
+    exec(compile(block, "docs/dead-letters-sql.md", "exec"), names)  # noqa: S102 - the page's own words
 
     def work(tx: Transaction) -> None:
         left = lock(tx, P0, range_=RANGE)

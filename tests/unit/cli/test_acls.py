@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from offsetstore.cli.commands import cli
 from offsetstore.kafka.acls import job_acls, relay_acls
 
-PAGE = Path(__file__).parents[3] / "docs" / "outbox.md"
+PAGE = Path(__file__).parents[3] / "docs" / "relay.md"
 JOB = ("--principal", "User:job", "-t", "payments", "-g", "billing")
 
 
@@ -43,7 +43,7 @@ def test_each_permission_is_a_command_below_what_it_is_for_and_the_document_has_
 
 @pytest.mark.behaviour("OPS-14")
 def test_a_relay_s_are_printed_by_the_command_of_its_page() -> None:
-    [command] = re.findall(r"^\$ offsetstore (acls .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    [command] = re.findall(r"^ *\$ offsetstore (acls .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     result = CliRunner().invoke(cli, shlex.split(command))
     assert result.exit_code == 0, result.output
     expected = relay_acls("User:relay", topics=["payment-events"])
