@@ -1,4 +1,4 @@
-"""The blocks of docs/handlers.md: what is in them calls a real service, over HTTP."""
+"""The blocks of docs/handlers.md and handlers-clients.md: they call a real service, over HTTP."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from offsetstore import Append, Handler, Record, TransactionalSink
 from tests.integration.spark.conftest import Service, blocks, execute_block, run_sink
 from tests.support.world import World
 
-PAGE = "handlers.md"
-EXAMPLE, SEVERAL, MODULE, ASYNC = range(4)
+PAGE, CLIENTS = "handlers.md", "handlers-clients.md"
+EXAMPLE, SEVERAL = range(2)
+MODULE, ASYNC = range(2)
 SCORES = "CREATE TABLE scores (id bigint, score double precision)"
 
 
@@ -70,7 +71,7 @@ def test_a_module_has_one_client_for_all_tasks_of_a_process_and_for_asyncio_one_
     names = {MODULE: f"scores_{uuid4().hex}", ASYNC: f"scores_{uuid4().hex}"}
     for number, name in names.items():
         file = tmp_path / f"{name}.py"
-        block = blocks(PAGE)[number].replace("SCORES", repr(f"http://{service.address}"))
+        block = blocks(CLIENTS)[number].replace("SCORES", repr(f"http://{service.address}"))
         file.write_text(block.replace("from scores import", f"from {names[MODULE]} import"), encoding="utf-8")
         world.spark.sparkContext.addPyFile(str(file))
     topic = world.topic([str(number) for number in range(3)])
