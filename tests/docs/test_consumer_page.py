@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from offsetstore import Append, OffsetStore
 from offsetstore.cli.commands import cli
 from offsetstore.cli.consume import consume
 from offsetstore.cli.consume_process import FINAL
+from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import checked_settings
 from offsetstore.consumer.records import ConsumedRecord, batch_of
 from offsetstore.errors import ConfigurationError, ExitCode
@@ -97,6 +99,26 @@ def test_each_setting_that_it_says_is_refused_is() -> None:
         with pytest.raises(ConfigurationError, match=re.escape(name)) as refused:
             checked_settings({"bootstrap.servers": "localhost:1", name: "mine"})
         assert refused.value.expected
+
+
+def test_the_settings_that_it_lists_are_the_defaults(offsetstore_database: str) -> None:
+    [block] = re.findall(r"^```python\n(.*?)^```$", SETTINGS, re.DOTALL | re.MULTILINE)
+    with OffsetStore.connect(offsetstore_database) as store:
+        names: dict[str, Any] = {"store": store, "parse": example()["parse"]}
+        exec(compile(block, "docs/consumer-tuning.md", "exec"), names)  # noqa: S102 - the page's own words
+        made: Consumer = names["made"]
+        plain = Consumer(
+            store,
+            "billing",
+            topics=["payments"],
+            kafka={"bootstrap.servers": "localhost:9092"},
+            transform=names["parse"],
+            into=Append("payments"),
+        )
+    assert (made.flush, made.drain, made.request.takeover) == (plain.flush, plain.drain, plain.request.takeover)
+    assert made.kafka == plain.kafka
+    assert "isolation.level is read_committed" in block
+    assert made.kafka["isolation.level"] == "read_committed"
 
 
 @pytest.mark.parametrize(("command", "said"), [("grants", "'billing'"), ("acls print", "--group billing")])

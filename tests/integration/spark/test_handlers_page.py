@@ -17,7 +17,7 @@ from tests.integration.spark.conftest import Service, blocks, execute_block, run
 from tests.support.world import World
 
 PAGE, CLIENTS = "handlers.md", "handlers-clients.md"
-EXAMPLE, SEVERAL = range(2)
+EXAMPLE, DEFAULTS, SEVERAL = range(3)
 MODULE, ASYNC = range(2)
 SCORES = "CREATE TABLE scores (id bigint, score double precision)"
 
@@ -47,6 +47,13 @@ def test_scores_are_fetched_with_each_records_id_a_refused_record_is_a_letter_an
     assert world.stored(topic) == {0: 3}
     [topic_id] = world.database.column("SELECT DISTINCT topic_id FROM kafka_partitions")
     assert service.keys == {f"{topic}/{topic_id}/0/{offset}": (1, 3, 1, 3)[offset] for offset in range(4)}
+
+
+def test_the_settings_that_it_lists_are_the_defaults() -> None:
+    def fetch_score(_: Record) -> None: ...
+
+    named = execute_block(PAGE, DEFAULTS, fetch_score=fetch_score)["calls"]
+    assert named == Handler(fetch_score, "id long, score double")
 
 
 @pytest.mark.behaviour("HAND-3", "HAND-9")
