@@ -1,4 +1,4 @@
-"""docs/consumer.md and its sisters: the example makes rows and a consumer, and each setting that is refused is named."""
+"""The consumer's pages: the example makes rows and a consumer, and they name each setting that is refused."""
 
 from __future__ import annotations
 
@@ -134,5 +134,6 @@ def test_its_exit_codes_say_which_end_all_and_each_option_that_it_names_is_there
     assert {int(code) for code, follows in rows if follows == "all end"} == FINAL
     others = {ExitCode.OK, ExitCode.DEAD, ExitCode.INTERRUPTED, ExitCode.UNREAD}
     assert {int(code) for code, _ in rows} == {*ExitCode} - others
-    options = {name for option in consume.params for name in option.opts} & {*re.findall(r"`(--[\w-]+)", DEPLOY + EXITS)}
+    named = {*re.findall(r"`(--[\w-]+)", DEPLOY + EXITS)}
+    options = {name for option in consume.params for name in option.opts} & named
     assert {"--processes", "--static", "--max-rss", "--drain", "--port"} <= options

@@ -160,7 +160,7 @@ def old_consumer(cluster: Cluster, count: int, query: Query) -> None:
 
 
 def run_from_page(line: str, url: str, cluster: Cluster) -> str:
-    """A command of offsetstore's that docs/consumer-moving.md has, with this test's topic and broker; return what it shows."""
+    """Run a command of docs/consumer-moving.md with this test's topic and broker; return what it shows."""
     assert line in PAGE
     words = shlex.split(line.partition(" > ")[0].replace("payments", cluster.topic))
     words = [cluster.bootstrap if word == "localhost:9092" else word for word in words]
