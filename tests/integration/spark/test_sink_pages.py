@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.integration.spark.conftest import execute_block
 from tests.support.transforms import traced
 from tests.support.world import SECONDS, World
@@ -15,7 +13,6 @@ NINE = 1_735_722_000_000
 """2025-01-01 09:00 UTC, in milliseconds."""
 
 
-@pytest.mark.behaviour("SINK-6")
 def test_each_minute_is_written_once_it_is_over(world: World) -> None:
     world.database.execute("CREATE TABLE per_minute (start timestamptz, records bigint)")
     topic = world.topic()
