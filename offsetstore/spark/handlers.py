@@ -145,7 +145,7 @@ class HandlerTransform:
                 "a handler's function can't be pickled, to be sent to Spark's executors",
                 found=str(error).strip().splitlines()[-1],
                 expected="a function that neither holds a client or a lock nor uses one at the top of the job's file",
-                next_step="Make it in a module of its own, at the first call: see Clients in docs/handlers.md.",
+                next_step="Make it in a module of its own, at the first call: see docs/handlers-clients.md.",
             ) from None
 
     def __call__(self, batch: DataFrame) -> DataFrame | dict[str, DataFrame]:

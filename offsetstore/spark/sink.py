@@ -116,8 +116,8 @@ class TransactionalSink:
         when a batch is planned again.
     :param marking: ``"manual"``: the offsets move to where the function of an `Execute` marks with ``work.mark``; see
         docs/marking.md.
-    :param flush: keep batches in memory, and write them together; see docs/marking.md.
-    :param tick: work for an idle job; see docs/marking.md.
+    :param flush: keep batches in memory, and write them together; see docs/flush.md.
+    :param tick: work for an idle job; see docs/tick.md.
     :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md. By default the
         query ends at the first one. ``transform`` must make each row from one record and keep ``_kafka``; it may return
         a column ``_reject`` with the reason why a record can't be used, or a struct of its ``code`` and ``reason``.

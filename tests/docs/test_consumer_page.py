@@ -1,4 +1,4 @@
-"""docs/consumer.md: its example makes rows and a consumer, and it names each setting that is refused."""
+"""The consumer's pages: the example makes rows and a consumer, and they name each setting that is refused."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from offsetstore import Append, OffsetStore
 from offsetstore.cli.commands import cli
 from offsetstore.cli.consume import consume
 from offsetstore.cli.consume_process import FINAL
+from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import checked_settings
 from offsetstore.consumer.records import ConsumedRecord, batch_of
 from offsetstore.errors import ConfigurationError, ExitCode
@@ -25,7 +27,10 @@ from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
-PAGE = (Path(__file__).parents[2] / "docs" / "consumer.md").read_text(encoding="utf-8")
+PAGE, DEPLOY, EXITS, SETTINGS = (
+    (Path(__file__).parents[2] / "docs" / f"consumer{part}.md").read_text(encoding="utf-8")
+    for part in ("", "-deploy", "-exits", "-tuning")
+)
 
 
 def example(topic: str = "payments", *, blocks: int = 1) -> dict[str, Any]:
@@ -87,9 +92,8 @@ def test_its_commands_produce_a_record_and_show_its_row(
 
 @pytest.mark.behaviour("CONS-9")
 def test_each_setting_that_it_says_is_refused_is() -> None:
-    table = PAGE.partition("## What is refused")[2].partition("\n## ")[0]
+    table = SETTINGS.partition("## What is refused")[2].partition("\n## ")[0]
     settings = {name for row in table.splitlines() if "in `kafka=` |" in row for name in re.findall(r"`([\w.]+)`", row)}
-    settings -= {"ConfigurationError"}
     assert len(settings) >= 7
     for name in settings:
         with pytest.raises(ConfigurationError, match=re.escape(name)) as refused:
@@ -97,18 +101,39 @@ def test_each_setting_that_it_says_is_refused_is() -> None:
         assert refused.value.expected
 
 
+def test_the_settings_that_it_lists_are_the_defaults(offsetstore_database: str) -> None:
+    [block] = re.findall(r"^```python\n(.*?)^```$", SETTINGS, re.DOTALL | re.MULTILINE)
+    with OffsetStore.connect(offsetstore_database) as store:
+        names: dict[str, Any] = {"store": store, "parse": example()["parse"]}
+        exec(compile(block, "docs/consumer-tuning.md", "exec"), names)  # noqa: S102 - the page's own words
+        made: Consumer = names["made"]
+        plain = Consumer(
+            store,
+            "billing",
+            topics=["payments"],
+            kafka={"bootstrap.servers": "localhost:9092"},
+            transform=names["parse"],
+            into=Append("payments"),
+        )
+    assert (made.flush, made.drain, made.request.takeover) == (plain.flush, plain.drain, plain.request.takeover)
+    assert made.kafka == plain.kafka
+    assert "isolation.level is read_committed" in block
+    assert made.kafka["isolation.level"] == "read_committed"
+
+
 @pytest.mark.parametrize(("command", "said"), [("grants", "'billing'"), ("acls print", "--group billing")])
 def test_what_a_deploy_prints_names_the_role_and_the_group(command: str, said: str) -> None:
-    [line] = re.findall(rf"^\$ offsetstore ({command} .*)$", PAGE, re.MULTILINE)
+    [line] = re.findall(rf"^\$ offsetstore ({command} .*)$", DEPLOY, re.MULTILINE)
     printed = CliRunner().invoke(cli, line.split())
     assert (printed.exit_code, said in printed.output) == (0, True), printed.output
 
 
 @pytest.mark.behaviour("CONS-11")
 def test_its_exit_codes_say_which_end_all_and_each_option_that_it_names_is_there() -> None:
-    rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", EXITS, re.MULTILINE)
     assert {int(code) for code, follows in rows if follows == "all end"} == FINAL
     others = {ExitCode.OK, ExitCode.DEAD, ExitCode.INTERRUPTED, ExitCode.UNREAD}
     assert {int(code) for code, _ in rows} == {*ExitCode} - others
-    options = {name for option in consume.params for name in option.opts} & {*re.findall(r"`(--[\w-]+)", PAGE)}
+    named = {*re.findall(r"`(--[\w-]+)", DEPLOY + EXITS)}
+    options = {name for option in consume.params for name in option.opts} & named
     assert {"--processes", "--static", "--max-rss", "--drain", "--port"} <= options

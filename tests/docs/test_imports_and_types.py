@@ -1,4 +1,4 @@
-"""docs/consumer.md and docs/handlers.md: each public name has its import, and the table of a schema's types is true."""
+"""The consumer's and handlers' pages: each public name has its import; docs/types.md: a schema's types are true."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PUBLIC: Final = {*offsetstore.__all__, *consumer.__all__, *monitoring.__all__}
 IMPORT: Final = r"from (offsetstore[\w.]*) import (\w+(?:, \w+)*)"
 
 
-@pytest.mark.parametrize("page", ["consumer.md", "handlers.md"])
+@pytest.mark.parametrize("page", ["consumer.md", "consumer-tuning.md", "handlers.md", "handlers-clients.md"])
 def test_each_block_of_python_has_the_imports_that_it_uses_itself_or_from_an_earlier_one(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     have = set[str]()
@@ -38,7 +38,7 @@ def test_each_block_of_python_has_the_imports_that_it_uses_itself_or_from_an_ear
 
 
 def rows() -> list[list[str]]:
-    text = (DOCS / "handlers.md").read_text(encoding="utf-8")
+    text = (DOCS / "types.md").read_text(encoding="utf-8")
     table = text.partition("| the schema's text |")[2].partition("\n\n")[0]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
 

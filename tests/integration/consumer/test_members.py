@@ -40,7 +40,7 @@ from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "consumer.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "consumer-moving.md").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.usefixtures("results")
 
@@ -160,7 +160,7 @@ def old_consumer(cluster: Cluster, count: int, query: Query) -> None:
 
 
 def run_from_page(line: str, url: str, cluster: Cluster) -> str:
-    """A command of offsetstore's that docs/consumer.md has, with this test's topic and broker; return what it shows."""
+    """Run a command of docs/consumer-moving.md with this test's topic and broker; return what it shows."""
     assert line in PAGE
     words = shlex.split(line.partition(" > ")[0].replace("payments", cluster.topic))
     words = [cluster.bootstrap if word == "localhost:9092" else word for word in words]

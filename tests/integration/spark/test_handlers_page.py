@@ -1,4 +1,4 @@
-"""The blocks of docs/handlers.md: what is in them calls a real service, over HTTP."""
+"""The blocks of docs/handlers.md and handlers-clients.md: they call a real service, over HTTP."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from offsetstore import Append, Handler, Record, TransactionalSink
 from tests.integration.spark.conftest import Service, blocks, execute_block, run_sink
 from tests.support.world import World
 
-PAGE = "handlers.md"
-EXAMPLE, SEVERAL, MODULE, ASYNC = range(4)
+PAGE, CLIENTS = "handlers.md", "handlers-clients.md"
+EXAMPLE, DEFAULTS, SEVERAL = range(3)
+MODULE, ASYNC = range(2)
 SCORES = "CREATE TABLE scores (id bigint, score double precision)"
 
 
@@ -48,6 +49,13 @@ def test_scores_are_fetched_with_each_records_id_a_refused_record_is_a_letter_an
     assert service.keys == {f"{topic}/{topic_id}/0/{offset}": (1, 3, 1, 3)[offset] for offset in range(4)}
 
 
+def test_the_settings_that_it_lists_are_the_defaults() -> None:
+    def fetch_score(_: Record) -> None: ...
+
+    named = execute_block(PAGE, DEFAULTS, fetch_score=fetch_score)["calls"]
+    assert named == Handler(fetch_score, "id long, score double")
+
+
 @pytest.mark.behaviour("HAND-3", "HAND-9")
 def test_orders_and_their_lines_are_two_outputs(world: World) -> None:
     world.database.execute("CREATE TABLE orders (id bigint)")
@@ -70,7 +78,7 @@ def test_a_module_has_one_client_for_all_tasks_of_a_process_and_for_asyncio_one_
     names = {MODULE: f"scores_{uuid4().hex}", ASYNC: f"scores_{uuid4().hex}"}
     for number, name in names.items():
         file = tmp_path / f"{name}.py"
-        block = blocks(PAGE)[number].replace("SCORES", repr(f"http://{service.address}"))
+        block = blocks(CLIENTS)[number].replace("SCORES", repr(f"http://{service.address}"))
         file.write_text(block.replace("from scores import", f"from {names[MODULE]} import"), encoding="utf-8")
         world.spark.sparkContext.addPyFile(str(file))
     topic = world.topic([str(number) for number in range(3)])

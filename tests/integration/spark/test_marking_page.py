@@ -1,4 +1,4 @@
-"""The blocks of docs/marking.md, each on a topic and a group of its own."""
+"""The blocks of docs/marking.md, flush.md and tick.md, each on a topic and a group of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
 
-FLUSH, MANUAL, WITHOUT_SPARK, RESET, TICK = range(5)
+FLUSH, TICK = ("flush.md", 0), ("tick.md", 0)
+MANUAL, WITHOUT_SPARK, RESET = (("marking.md", number) for number in range(3))
 
 FAIL_ONCE = f"""
 CREATE SEQUENCE calls;
@@ -35,7 +36,7 @@ CREATE CONSTRAINT TRIGGER fail_once AFTER INSERT ON events DEFERRABLE INITIALLY 
 """The first transaction fails when its function has ended, as it may at COMMIT."""
 
 
-def run(number: int, world: World, topic: str, **names: Any) -> dict[str, Any]:
+def run(block: tuple[str, int], world: World, topic: str, **names: Any) -> dict[str, Any]:
     """Execute a block with the topic, group and tables of the test; return its names."""
     replaced = {
         'Append("payments")': 'Append("events")',
@@ -47,7 +48,7 @@ def run(number: int, world: World, topic: str, **names: Any) -> dict[str, Any]:
         "seconds=10": "seconds=600",
     }
     names = {"store": world.store, "spark": world.spark, "insert": insert, "text": text, **names}
-    return execute_block("marking.md", number, replaced, **names)
+    return execute_block(*block, replaced, **names)
 
 
 def table(*columns: str) -> Table:
