@@ -1,0 +1,185 @@
+"""The site: these pages, those at the top of the checkout, and the reference, made of the docstrings. `make docs`.
+
+The pages are plain Markdown, which GitHub shows as it is. What the site needs beside them is made here, while Sphinx
+reads a page: its links to files that are no pages, and the order of the pages, which is that of the links in index.md.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from posixpath import normpath, relpath
+from typing import Any, Final
+
+from docutils.nodes import Element, TextElement, literal
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+DOCS: Final = Path(__file__).parent
+ROOT: Final = DOCS.parent
+PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REPOSITORY: Final[str] = PROJECT["urls"]["Source"]
+BRANCH: Final = "main"
+
+project = PROJECT["name"]
+version = release = PROJECT["version"]
+author = "the contributors of offsetstore"
+copyright = author  # noqa: A001 - Sphinx's name for it
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_static", "_templates"]
+nitpicky = True
+
+html_theme = "furo"
+html_title = f"{project} {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_copyright = False
+html_theme_options = {
+    # Both are checked by axe-core on a page in either scheme.
+    "light_css_variables": {"color-brand-primary": "#1d4f91", "color-brand-content": "#1d4f91"},
+    "dark_css_variables": {"color-brand-primary": "#8ab8ff", "color-brand-content": "#8ab8ff"},
+    "source_repository": f"{REPOSITORY}/",
+    "source_branch": BRANCH,
+    "source_directory": "docs/",
+}
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
+
+myst_heading_anchors = 6  # as GitHub makes them
+myst_links_external_new_tab = False
+
+default_role = "obj"  # docstrings write a name in single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True, "inherited-members": "Exception,BaseException,tuple,int,str,Enum"}
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+
+# The pages of docs/project show files that GitHub wants at the top of the checkout.
+SHOWN: Final = {
+    "README.md": "project/readme",
+    "CHANGELOG.md": "project/changelog",
+    "CONTRIBUTING.md": "project/contributing",
+    "SECURITY.md": "project/security",
+    "CODE_OF_CONDUCT.md": "project/conduct",
+    "examples/README.md": "project/examples",
+}
+FILES: Final = {docname: name for name, docname in SHOWN.items()}
+EXAMPLES: Final = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("*.py"))
+
+_LINK: Final = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+_FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+
+
+def prose(text: str, change: Any) -> str:
+    """Change a page's text, but not its blocks of code."""
+    return "".join(part if number % 2 else change(part) for number, part in enumerate(_FENCE.split(text)))
+
+
+def target(file: str, link: str, anchor: str, docname: str) -> str:
+    """Return what a link of a file leads to on the site.
+
+    :param file: where the link stands; ``link`` is relative to it.
+    :param docname: the page that shows the file.
+    """
+    path = normpath(f"{Path(file).parent.as_posix()}/{link}")
+    folder = Path(docname).parent.as_posix()
+    if path in EXAMPLES:
+        return f"#{example_anchor(path)}"
+    if path in SHOWN:
+        return relpath(f"{SHOWN[path]}.md", folder) + anchor
+    if path.startswith("docs/"):
+        return relpath(path.removeprefix("docs/"), folder) + anchor
+    if path.startswith(".."):  # GitHub's own, such as the form for a hole in security
+        return f"{REPOSITORY}/{path.lstrip('./')}{anchor}"
+    kind = "tree" if (ROOT / path).is_dir() else "blob"
+    return f"{REPOSITORY}/{kind}/{BRANCH}/{path}{anchor}"
+
+
+def example_anchor(path: str) -> str:
+    return f"example-{Path(path).stem.replace('_', '-')}"
+
+
+def relinked(text: str, file: str, docname: str) -> str:
+    """Return a page's text with the links that the site needs."""
+    return prose(text, lambda part: _LINK.sub(lambda link: f"]({target(file, link[1], link[2] or '', docname)})", part))
+
+
+def ordered(text: str, docname: str) -> str:
+    """Add a hidden table of contents for each section: the pages that it links, in its order, by the links' words."""
+    listed = set[str]()
+    sections = re.split(r"(?m)^(?=## )", text)
+    for number, section in enumerate(sections):
+        pages: list[str] = []
+        for words, link in re.findall(r"\[([^]]+)\]\(([\w./-]+)\.md\)", section):
+            if link != docname and link not in listed:
+                listed.add(link)
+                pages.append(f"{words.replace('`', '')} <{link}>")
+        if pages:
+            caption = "" if number == 0 else f":caption: {section.partition(chr(10))[0].removeprefix('## ')}\n"
+            sections[number] = f"{section}\n\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(pages) + "\n```\n\n"
+    return "".join(sections)
+
+
+def with_sources(text: str) -> str:
+    """Add the examples' sources to the page about them."""
+    return text + "".join(
+        f"\n\n({example_anchor(path)})=\n## {Path(path).name}\n\n```{{literalinclude}} ../../{path}\n```\n"
+        for path in EXAMPLES
+    )
+
+
+def read_page(app: Sphinx, docname: str, content: list[str]) -> None:  # noqa: ARG001 - as Sphinx calls it
+    """Make of a page what the site shows of it."""
+    text, file = content[0], f"docs/{docname}.md"
+    if docname in FILES:
+        file = FILES[docname]
+        text = (ROOT / file).read_text(encoding="utf-8")
+    text = relinked(text, file, docname)
+    if docname == "project/examples":
+        text = with_sources(text)
+    if docname == "index":
+        text = ordered(text, docname)
+    if docname == "decisions/README":
+        text = ordered(text, "README")
+    content[0] = text
+    if docname in FILES:
+        app.env.note_dependency(str(ROOT / file))
+
+
+PACKAGES: Final = ("offsetstore", "offsetstore.consumer", "offsetstore.monitoring", "offsetstore.outbox")
+PACKAGES_OF_MORE: Final = ("offsetstore.spark", "offsetstore.testing", "offsetstore.writers", "offsetstore.errors")
+
+
+def find_name(
+    app: Sphinx,  # noqa: ARG001 - as Sphinx calls it
+    env: BuildEnvironment,
+    node: pending_xref,
+    content: TextElement,
+) -> Element | None:
+    """Find a name in backticks, or a type of a signature, by its last parts: docstrings name what is imported."""
+    if node.get("refdomain") != "py":
+        return None
+    domain = env.domains.python_domain
+    wanted = node["reftarget"]
+    parts = wanted.split(".")
+    for count in (2, 1):
+        for package in (*PACKAGES, *PACKAGES_OF_MORE):
+            name = ".".join([package, *parts[-count:]])
+            if found := domain.objects.get(name):
+                builder = env._app.builder  # noqa: SLF001
+                from sphinx.util.nodes import make_refnode
+                return make_refnode(builder, node["refdoc"], found.docname, found.node_id, content, name)
+    return content
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", read_page)
+    app.connect("missing-reference", find_name)
