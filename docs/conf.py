@@ -6,19 +6,18 @@ reads a page: its links to files that are no pages, and the order of the pages, 
 
 from __future__ import annotations
 
-import builtins
-import os
 import re
 import tomllib
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from posixpath import normpath, relpath
 from typing import Any, Final
 
-from docutils.nodes import Element, TextElement, literal
+from docutils.nodes import Element, TextElement
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.util.nodes import make_refnode
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
@@ -34,6 +33,8 @@ copyright = author  # noqa: A001 - Sphinx's name for it
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_static", "_templates"]
 nitpicky = True
+# A console's lines that no shell would take, such as what a command prints, are shown in plain text.
+suppress_warnings = ["misc.highlighting_failure"]
 
 html_theme = "furo"
 html_title = f"{project} {version}"
@@ -58,7 +59,6 @@ myst_links_external_new_tab = False
 default_role = "obj"  # docstrings write a name in single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "inherited-members": "Exception,BaseException,tuple,int,str,Enum"}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 
@@ -78,7 +78,7 @@ _LINK: Final = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 
 
-def prose(text: str, change: Any) -> str:
+def prose(text: str, change: Callable[[str], str]) -> str:
     """Change a page's text, but not its blocks of code."""
     return "".join(part if number % 2 else change(part) for number, part in enumerate(_FENCE.split(text)))
 
@@ -154,32 +154,46 @@ def read_page(app: Sphinx, docname: str, content: list[str]) -> None:  # noqa: A
         app.env.note_dependency(str(ROOT / file))
 
 
-PACKAGES: Final = ("offsetstore", "offsetstore.consumer", "offsetstore.monitoring", "offsetstore.outbox")
-PACKAGES_OF_MORE: Final = ("offsetstore.spark", "offsetstore.testing", "offsetstore.writers", "offsetstore.errors")
+# Where a public name is found by its last part: docstrings write `Append`, and signatures where it is defined.
+PACKAGES: Final = (
+    "offsetstore",
+    *(f"offsetstore.{name}" for name in ("consumer", "errors", "monitoring", "outbox", "spark", "testing", "writers")),
+)
 
 
-def find_name(
-    app: Sphinx,  # noqa: ARG001 - as Sphinx calls it
-    env: BuildEnvironment,
-    node: pending_xref,
-    content: TextElement,
-) -> Element | None:
-    """Find a name in backticks, or a type of a signature, by its last parts: docstrings name what is imported."""
+def find_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: TextElement) -> Element | None:
+    """Find a name in backticks, or a type of a signature. What is documented nowhere stays as it is, without a link."""
     if node.get("refdomain") != "py":
         return None
-    domain = env.domains.python_domain
-    wanted = node["reftarget"]
-    parts = wanted.split(".")
-    for count in (2, 1):
-        for package in (*PACKAGES, *PACKAGES_OF_MORE):
-            name = ".".join([package, *parts[-count:]])
-            if found := domain.objects.get(name):
-                builder = env._app.builder  # noqa: SLF001
-                from sphinx.util.nodes import make_refnode
-                return make_refnode(builder, node["refdoc"], found.docname, found.node_id, content, name)
-    return content
+    objects = env.domains.python_domain.objects
+    parts = node["reftarget"].split(".")
+    names = (".".join([package, *parts[-count:]]) for count in (2, 1) for package in PACKAGES)
+    if (name := next((name for name in names if name in objects), None)) is None:
+        return content
+    found = objects[name]
+    return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, content, name)
+
+
+def add_to_docstring(
+    app: Sphinx,  # noqa: ARG001 - as Sphinx calls it
+    what: str,
+    name: str,  # noqa: ARG001
+    value: Any,
+    options: Any,  # noqa: ARG001
+    lines: list[str],
+) -> None:
+    """Add an error's usual next step, and make links of the pages that are named."""
+    if what == "exception" and (step := getattr(value, "default_next_step", "")):
+        lines += ["", f"What to do: {escaped(str(step))}", ""]
+    lines[:] = [re.sub(r"\bdocs/([\w-]+)\.md", r":doc:`\1`", line) for line in lines]
+
+
+def escaped(text: str) -> str:
+    """Return a next step as reStructuredText: only its backticks mean something, and they are a command's."""
+    return re.sub(r"`([^`]*)`|([*_|\\])", lambda found: f"``{found[1]}``" if found[1] else f"\\{found[2]}", text)
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", read_page)
     app.connect("missing-reference", find_name)
+    app.connect("autodoc-process-docstring", add_to_docstring)
