@@ -13,7 +13,7 @@ from pathlib import Path
 from posixpath import normpath, relpath
 from typing import Any, Final
 
-from docutils.nodes import Element, TextElement
+from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -28,7 +28,7 @@ BRANCH: Final = "main"
 project = PROJECT["name"]
 version = release = PROJECT["version"]
 author = "the contributors of offsetstore"
-copyright = author  # noqa: A001 - Sphinx's name for it
+copyright = author
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_static", "_templates"]
@@ -112,19 +112,25 @@ def relinked(text: str, file: str, docname: str) -> str:
     return prose(text, lambda part: _LINK.sub(lambda link: f"]({target(file, link[1], link[2] or '', docname)})", part))
 
 
-def ordered(text: str, docname: str) -> str:
-    """Add a hidden table of contents for each section: the pages that it links, in its order, by the links' words."""
+def links_to_pages(text: str) -> dict[str, str]:
+    """Return the words of each link to a page beside or below, by its name: the first one of each."""
+    found: dict[str, str] = {}
+    for words, page in re.findall(r"\[([^]]+)\]\(([\w./-]+)\.md\)", text):
+        found.setdefault(page, " ".join(words.replace("`", "").split()))
+    return found
+
+
+def ordered(text: str) -> str:
+    """Add a hidden table of contents for each section of the index: the pages that it links, by the links' words."""
     listed = set[str]()
     sections = re.split(r"(?m)^(?=## )", text)
     for number, section in enumerate(sections):
-        pages: list[str] = []
-        for words, link in re.findall(r"\[([^]]+)\]\(([\w./-]+)\.md\)", section):
-            if link != docname and link not in listed:
-                listed.add(link)
-                pages.append(f"{words.replace('`', '')} <{link}>")
+        pages = {page: words for page, words in links_to_pages(section).items() if page not in listed}
+        listed.update(pages)
         if pages:
-            caption = "" if number == 0 else f":caption: {section.partition(chr(10))[0].removeprefix('## ')}\n"
-            sections[number] = f"{section}\n\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(pages) + "\n```\n\n"
+            caption = section.partition("\n")[0].removeprefix("## ")
+            entries = "\n".join(f"{words} <{page}>" for page, words in pages.items())
+            sections[number] = f"{section}\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n\n"
     return "".join(sections)
 
 
@@ -136,7 +142,7 @@ def with_sources(text: str) -> str:
     )
 
 
-def read_page(app: Sphinx, docname: str, content: list[str]) -> None:  # noqa: ARG001 - as Sphinx calls it
+def read_page(app: Sphinx, docname: str, content: list[str]) -> None:
     """Make of a page what the site shows of it."""
     text, file = content[0], f"docs/{docname}.md"
     if docname in FILES:
@@ -145,13 +151,35 @@ def read_page(app: Sphinx, docname: str, content: list[str]) -> None:  # noqa: A
     text = relinked(text, file, docname)
     if docname == "project/examples":
         text = with_sources(text)
-    if docname == "index":
-        text = ordered(text, docname)
-    if docname == "decisions/README":
-        text = ordered(text, "README")
-    content[0] = text
+    content[0] = ordered(text) if docname == "index" else text
     if docname in FILES:
         app.env.note_dependency(str(ROOT / file))
+
+
+def note_decision(app: Sphinx, doctree: nodes.document) -> None:
+    """Let a decision that the decisions' index links be in no table of contents: a hundred are too many."""
+    folder, _, name = app.env.current_document.docname.rpartition("/")
+    index = DOCS / "decisions" / "README.md"
+    if folder == "decisions" and name in links_to_pages(index.read_text(encoding="utf-8")):
+        app.env.metadata[f"{folder}/{name}"]["orphan"] = True
+
+
+def share_navigation(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Make the navigation beside decisions once: none of them is in it, and it takes a third of the build's time."""
+    if "orphan" in app.env.metadata[pagename]:
+        make: Callable[..., str] = context["toctree"]
+
+        def once(**options: Any) -> str:
+            if (key := repr(options)) not in _NAVIGATION:
+                _NAVIGATION[key] = make(**options)
+            return _NAVIGATION[key]
+
+        context["toctree"] = once
+
+
+_NAVIGATION: Final[dict[str, str]] = {}
 
 
 # Where a public name is found by its last part: docstrings write `Append`, and signatures where it is defined.
@@ -161,7 +189,9 @@ PACKAGES: Final = (
 )
 
 
-def find_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: TextElement) -> Element | None:
+def find_name(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
+) -> nodes.Element | None:
     """Find a name in backticks, or a type of a signature. What is documented nowhere stays as it is, without a link."""
     if node.get("refdomain") != "py":
         return None
@@ -175,11 +205,11 @@ def find_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: T
 
 
 def add_to_docstring(
-    app: Sphinx,  # noqa: ARG001 - as Sphinx calls it
+    app: Sphinx,
     what: str,
-    name: str,  # noqa: ARG001
+    name: str,
     value: Any,
-    options: Any,  # noqa: ARG001
+    options: Any,
     lines: list[str],
 ) -> None:
     """Add an error's usual next step, and make links of the pages that are named."""
@@ -195,5 +225,7 @@ def escaped(text: str) -> str:
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", read_page)
+    app.connect("doctree-read", note_decision, priority=900)  # after Sphinx has read the page's own metadata
+    app.connect("html-page-context", share_navigation, priority=400)  # before the theme makes it
     app.connect("missing-reference", find_name)
     app.connect("autodoc-process-docstring", add_to_docstring)

@@ -39,7 +39,7 @@ def rows(section: str) -> dict[str, list[str]]:
 def test_the_variables_are_those_that_the_code_names() -> None:
     files = [*(ROOT / "offsetstore").rglob("*.py"), *(ROOT / "migrations").rglob("*.py")]
     code = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    read = {name for name in re.findall(r"\"(OFFSETSTORE_[A-Z_]+)\"", code)}
+    read = set(re.findall(r"\"(OFFSETSTORE_[A-Z_]+)\"", code))
     read |= set(re.findall(r"environ(?:\.get\(|\[)\"([A-Z_]+)\"(?!\] =)", code)) | set(
         re.findall(r"\"(SPARK_[A-Z_]+_ENABLED)\"", code)
     )
