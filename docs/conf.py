@@ -40,15 +40,16 @@ html_theme = "furo"
 html_title = f"{project} {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+templates_path = ["_templates"]
+html_show_search_summary = False  # it would fetch each page that is found, which no browser does from files
 html_copy_source = False
 html_show_copyright = False
 html_theme_options = {
     # Both are checked by axe-core on a page in either scheme.
     "light_css_variables": {"color-brand-primary": "#1d4f91", "color-brand-content": "#1d4f91"},
     "dark_css_variables": {"color-brand-primary": "#8ab8ff", "color-brand-content": "#8ab8ff"},
-    "source_repository": f"{REPOSITORY}/",
-    "source_branch": BRANCH,
-    "source_directory": "docs/",
+    "top_of_page_buttons": [],
 }
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
@@ -59,6 +60,7 @@ myst_links_external_new_tab = False
 default_role = "obj"  # docstrings write a name in single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 
@@ -223,9 +225,30 @@ def escaped(text: str) -> str:
     return re.sub(r"`([^`]*)`|([*_|\\])", lambda found: f"``{found[1]}``" if found[1] else f"\\{found[2]}", text)
 
 
+# What the theme and Sphinx write that people with a screen reader would stumble over.
+MENDED: Final = (
+    (r'<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
+    (r'<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="Pages">'),
+    (r'<aside class="toc-drawer(.*?)">', r'<aside class="toc-drawer\1" aria-label="On this page">'),
+    # A list of terms without a term: the parameters of a signature.
+    (r'<dl>\n((?:<dd>(?:<em class="sig-param|<span class="optional).*</dd>\n)+)</dl>', r'<div class="sig-params">\n\1</div>'),
+    (r'<dd>((?:<em class="sig-param|<span class="optional).*)</dd>', r"<div>\1</div>"),
+)
+
+
+def mend(app: Sphinx, error: Exception | None) -> None:
+    """Mend the pages that were written."""
+    for page in Path(app.outdir).rglob("*.html") if error is None else ():
+        text = page.read_text(encoding="utf-8")
+        for wrong, right in MENDED:
+            text = re.sub(wrong, right, text)
+        page.write_text(text, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", read_page)
     app.connect("doctree-read", note_decision, priority=900)  # after Sphinx has read the page's own metadata
     app.connect("html-page-context", share_navigation, priority=400)  # before the theme makes it
+    app.connect("build-finished", mend)
     app.connect("missing-reference", find_name)
     app.connect("autodoc-process-docstring", add_to_docstring)

@@ -93,7 +93,7 @@ def test_each_public_name_has_its_place_and_the_words_are_found(site: Path, aske
     index = json.loads((site / "searchindex.js").read_text(encoding="utf-8").removeprefix("Search.setIndex(")[:-1])
     found = index["terms"]["pgbouncer"]
     names = {index["docnames"][number] for number in (found if isinstance(found, list) else [found])}
-    assert "deploy" in names
+    assert "decisions/0013-pgbouncer" in names
 
 
 def test_the_order_of_the_pages_is_that_of_the_index(asked: dict[Path, Asked], site: Path) -> None:
@@ -139,4 +139,4 @@ def test_everyone_can_read_it(name: str, site: Path, pages: Pages) -> None:
 def assert_found(page: Page) -> None:
     """The search runs in the page itself, from a file."""
     page.get_by_text(re.compile("Search finished")).wait_for()
-    assert page.locator('#search-results a[href^="deploy.html"]').count()
+    assert page.locator('#search-results a[href^="decisions/0013-pgbouncer.html"]').count()
