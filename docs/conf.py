@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable
+from importlib import import_module
+from inspect import getsource
 from pathlib import Path
 from posixpath import normpath, relpath
 from typing import Any, Final
@@ -33,6 +35,7 @@ copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_static", "_templates"]
 nitpicky = True
+smartquotes = False  # many a quoted text is code
 # A console's lines that no shell would take, such as what a command prints, are shown in plain text.
 suppress_warnings = ["misc.highlighting_failure"]
 
@@ -45,7 +48,7 @@ templates_path = ["_templates"]
 html_show_search_summary = False  # it would fetch each page that is found, which no browser does from files
 html_copy_source = False
 html_show_copyright = False
-html_theme_options = {
+html_theme_options: dict[str, Any] = {
     # Both are checked by axe-core on a page in either scheme.
     "light_css_variables": {"color-brand-primary": "#1d4f91", "color-brand-content": "#1d4f91"},
     "dark_css_variables": {"color-brand-primary": "#8ab8ff", "color-brand-content": "#8ab8ff"},
@@ -60,7 +63,6 @@ myst_links_external_new_tab = False
 default_role = "obj"  # docstrings write a name in single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 
@@ -194,16 +196,30 @@ PACKAGES: Final = (
 def find_name(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
 ) -> nodes.Element | None:
-    """Find a name in backticks, or a type of a signature. What is documented nowhere stays as it is, without a link."""
+    """Find a name in backticks, or a type of a signature.
+
+    What is documented nowhere stays as it is, without a link. A member that its class lacks is a warning.
+    """
     if node.get("refdomain") != "py":
         return None
     objects = env.domains.python_domain.objects
     parts = node["reftarget"].split(".")
-    names = (".".join([package, *parts[-count:]]) for count in (2, 1) for package in PACKAGES)
-    if (name := next((name for name in names if name in objects), None)) is None:
-        return content
-    found = objects[name]
-    return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, content, name)
+    candidates = [(package, parts[-count:]) for count in (2, 1) for package in PACKAGES]
+    candidates += [(package, parts[-2:-1]) for package in PACKAGES]  # a class, for its member
+    for package, wanted in candidates:
+        if wanted and (found := objects.get(name := ".".join([package, *wanted]))) is not None:
+            if wanted == parts[-2:-1] and found.objtype in {"class", "exception"} and not has_member(name, parts[-1]):
+                return None
+            return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, content, name)
+    return content
+
+
+def has_member(path: str, member: str) -> bool:
+    module, _, name = path.rpartition(".")
+    kind = getattr(import_module(module), name)
+    if hasattr(kind, member) or any(member in getattr(base, "__annotations__", {}) for base in kind.__mro__):
+        return True
+    return re.search(rf"\bself\.{member}\b", getsource(kind)) is not None
 
 
 def add_to_docstring(
@@ -225,13 +241,25 @@ def escaped(text: str) -> str:
     return re.sub(r"`([^`]*)`|([*_|\\])", lambda found: f"``{found[1]}``" if found[1] else f"\\{found[2]}", text)
 
 
+def short_signature(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None] | None:
+    """Leave out how an error is made, and where in memory a default is."""
+    if what == "exception":
+        return ("", None) if signature else None
+    return signature and re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", signature), returns
+
+
 # What the theme and Sphinx write that people with a screen reader would stumble over.
 MENDED: Final = (
     (r'<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
     (r'<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="Pages">'),
     (r'<aside class="toc-drawer(.*?)">', r'<aside class="toc-drawer\1" aria-label="On this page">'),
     # A list of terms without a term: the parameters of a signature.
-    (r'<dl>\n((?:<dd>(?:<em class="sig-param|<span class="optional).*</dd>\n)+)</dl>', r'<div class="sig-params">\n\1</div>'),
+    (
+        r'<dl>\n((?:<dd>(?:<em class="sig-param|<span class="optional).*</dd>\n)+)</dl>',
+        r'<div class="sig-params">\n\1</div>',
+    ),
     (r'<dd>((?:<em class="sig-param|<span class="optional).*)</dd>', r"<div>\1</div>"),
 )
 
@@ -251,4 +279,5 @@ def setup(app: Sphinx) -> None:
     app.connect("html-page-context", share_navigation, priority=400)  # before the theme makes it
     app.connect("build-finished", mend)
     app.connect("missing-reference", find_name)
+    app.connect("autodoc-process-signature", short_signature)
     app.connect("autodoc-process-docstring", add_to_docstring)
