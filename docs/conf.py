@@ -35,7 +35,7 @@ copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_static", "_templates"]
 nitpicky = True
-smartquotes = False  # many a quoted text is code
+smartquotes_action = "D"  # dashes alone: many a quoted text is code
 # A console's lines that no shell would take, such as what a command prints, are shown in plain text.
 suppress_warnings = ["misc.highlighting_failure"]
 
@@ -255,6 +255,9 @@ MENDED: Final = (
     (r'<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
     (r'<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="Pages">'),
     (r'<aside class="toc-drawer(.*?)">', r'<aside class="toc-drawer\1" aria-label="On this page">'),
+    # A table of which only some columns have a heading, or none.
+    (r'<th class="head([^"]*)"><p></p></th>', r'<td class="head\1"></td>'),
+    (r'<thead>\s*<tr[^>]*>(?:<td class="head[^"]*"></td>\s*)+</tr>\s*</thead>', ""),
     # A list of terms without a term: the parameters of a signature.
     (
         r'<dl>\n((?:<dd>(?:<em class="sig-param|<span class="optional).*</dd>\n)+)</dl>',

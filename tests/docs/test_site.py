@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -87,6 +88,16 @@ def test_each_link_leads_to_a_page_and_a_place_of_the_site(site: Path, asked: di
     assert broken == []
 
 
+def test_each_link_to_the_repository_leads_to_a_file_of_it(asked: dict[Path, Asked]) -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    links = {link.partition("#")[0] for of in asked.values() for link in of.links}
+    paths = {link for link in links if link.startswith(f"{urls['Source']}/")}
+    files = [link for link in paths if re.match(rf"{re.escape(urls['Source'])}/(blob|tree)/main/", link)]
+    assert [link for link in files if not (ROOT / link.partition("/main/")[2]).exists()] == []
+    assert len(files) > 5
+    assert {link.removeprefix(urls["Source"]) for link in paths - {*files}} == {"/security/advisories/new"}
+
+
 def test_each_public_name_has_its_place_and_the_words_are_found(site: Path, asked: dict[Path, Asked]) -> None:
     places = {place for page, of in asked.items() if page.name.startswith("api-") for place in of.places}
     assert [path for path in public() if path not in places] == []
@@ -123,7 +134,9 @@ def pages() -> Iterator[Pages]:
 
 
 @pytest.mark.needs_program("chromium")
-@pytest.mark.parametrize("name", ["index.html", "deploy.html", "api-store.html", "search.html?q=pgbouncer"])
+@pytest.mark.parametrize(
+    "name", ["index.html", "project/examples.html", "deploy.html", "api-store.html", "search.html?q=pgbouncer"]
+)
 def test_everyone_can_read_it(name: str, site: Path, pages: Pages) -> None:
     for scheme, width in VIEWS:
         page = pages.open(f"{site.as_uri()}/{name}", width=width, scheme=scheme)
