@@ -22,7 +22,7 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
 WHOLE := --minutes=13 -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: help setup demo test test-16 durations check lint mutants chaos soak faults matrix compatibility bench bench-handlers bench-consumer bench-peers \
-  bench-scale fmt migrate behaviours commands types board lock clean
+  bench-scale fmt migrate docs behaviours commands types board lock clean
 
 help: ## this list
 	@echo "make <target>, of these:"
@@ -99,6 +99,11 @@ fmt: setup ## format the code, and fix what the linter can fix
 
 migrate: setup ## bring the tables of the database at OFFSETSTORE_URL to head
 	@$(BIN)/offsetstore migrate
+
+docs: setup ## build the documentation site into build/docs; half a minute
+	@rm -rf build/docs
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -n -b html -d build/doctrees docs build/docs
+	@echo "Open build/docs/index.html."
 
 behaviours: setup ## write docs/behaviours.md anew from the tests' marks
 	@$(BIN)/python -m pytest --collect-only -qq --behaviours=docs/behaviours.md

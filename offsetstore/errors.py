@@ -263,7 +263,10 @@ def _rebuild(cls: type[OffsetStoreError], what: str, fields: dict[str, Any]) -> 
 
 
 class ConfigurationError(OffsetStoreError):
-    """An argument, option or URL is invalid."""
+    """An argument, option or URL is invalid.
+
+    What to do: correct what the message names. A restart alone meets the same error.
+    """
 
 
 class InvalidText(ConfigurationError, ValueError):
@@ -285,11 +288,17 @@ class OffsetMoved(ConfigurationError):
 
 
 class UnsupportedQuery(ConfigurationError):
-    """Exactly-once is not possible with this kind of streaming query; nothing was written."""
+    """Exactly-once is not possible with this kind of streaming query; nothing was written.
+
+    What to do: change the query, or its option, as the message says.
+    """
 
 
 class MissingDependency(ConfigurationError):
-    """An optional extra is not installed, or Java is missing or too old."""
+    """An optional extra is not installed, or Java is missing or too old.
+
+    What to do: install what the message names.
+    """
 
 
 class StoreUnavailable(OffsetStoreError):
@@ -356,7 +365,10 @@ class SchemaNotAtHead(SchemaError):
 
 
 class BrokerError(OffsetStoreError):
-    """Kafka could not answer; no job was fenced."""
+    """Kafka could not answer; no job was fenced.
+
+    What to do: see which of its classes it is; each has a next step.
+    """
 
 
 class BrokerUnavailable(BrokerError):
@@ -397,7 +409,10 @@ class TopicMissing(BrokerError):
 
 
 class StartError(OffsetStoreError):
-    """Where to start can't be decided without risk; no job was fenced."""
+    """Where to start can't be decided without risk; no job was fenced.
+
+    What to do: see which of its classes it is, and docs/starting.md.
+    """
 
 
 class OffsetsDisagree(StartError):
@@ -477,6 +492,9 @@ class StoreMoved(StartError):
 
     This happens after CREATE DATABASE … TEMPLATE, a dump and its restore, ``pg_upgrade``, and logical replication. Only
     you know whether the database was moved, or copied while the original goes on.
+
+    What to do: `offsetstore store moved` if no job runs on the other database any more; in a copy,
+    `offsetstore store new-id`. See docs/starting.md.
     """
 
 
@@ -533,7 +551,10 @@ class OutboxUncertain(StartError):
 
 
 class ClaimError(OffsetStoreError):
-    """The claim does not allow this."""
+    """The claim does not allow this.
+
+    What to do: see which of its classes it is; each has a next step.
+    """
 
 
 class StaleClaim(ClaimError):
@@ -578,7 +599,10 @@ class RelayFenced(OffsetStoreError):
 
 
 class TransactionError(OffsetStoreError):
-    """The transaction failed; with `CommitUnknown`, it may have been committed."""
+    """The transaction failed; with `CommitUnknown`, it may have been committed.
+
+    What to do: see which of its classes it is; each has a next step.
+    """
 
 
 class OffsetGap(TransactionError):
@@ -629,6 +653,8 @@ class ProtocolMisuse(TransactionError):
     """The transaction was used in an order that would break the guarantee.
 
     It was rolled back, unless the message says otherwise.
+
+    What to do: correct the code that uses the transaction.
     """
 
 
@@ -696,7 +722,10 @@ class UnexpectedCommit(ProtocolMisuse):
 
 
 class DeadLetterError(OffsetStoreError):
-    """A decision about a dead letter is not possible; nothing was written."""
+    """A decision about a dead letter is not possible; nothing was written.
+
+    What to do: see which of its classes it is; each has a next step.
+    """
 
 
 class LettersOpen(DeadLetterError):
@@ -726,15 +755,24 @@ class PayloadMissing(DeadLetterError):
 
 
 class MetadataError(OffsetStoreError, ValueError):
-    """Metadata can't be serialized, can't be read back, or is too large. Nothing was written."""
+    """Metadata can't be serialized, can't be read back, or is too large. Nothing was written.
+
+    What to do: correct the value, or read it with the deserializer of the job that wrote it.
+    """
 
 
 class SinkError(OffsetStoreError):
-    """The micro-batch can't be written; none of it was stored."""
+    """The micro-batch can't be written; none of it was stored.
+
+    What to do: see which of its classes it is; correct the transform or the table, and start the job again.
+    """
 
 
 class ColumnMismatch(SinkError):
-    """The DataFrame's columns don't fit the table's. Nothing was written."""
+    """The DataFrame's columns don't fit the table's. Nothing was written.
+
+    What to do: change the transform or the table; docs/types.md has the types that fit, and how to convert.
+    """
 
 
 class UnsafeTarget(SinkError):
@@ -742,11 +780,16 @@ class UnsafeTarget(SinkError):
 
     It is UNLOGGED (a crash of the database empties it), temporary (it ends with its connection), or a foreign table
     (its server commits separately).
+
+    What to do: write to an ordinary table of this database.
     """
 
 
 class TargetRefused(SinkError):
-    """The database lets no row into the target, whatever its values. Nothing was written."""
+    """The database lets no row into the target, whatever its values. Nothing was written.
+
+    What to do: correct the table, or the trigger or policy that the message names, and start the job again.
+    """
 
 
 class RowsRefused(SinkError):
@@ -912,7 +955,10 @@ class TooManyLetters(SinkError):
 
 
 class KafkaColumnsMissing(SinkError):
-    """The sink needs Kafka's coordinates of each row, and the DataFrame has lost them."""
+    """The sink needs Kafka's coordinates of each row, and the DataFrame has lost them.
+
+    What to do: give foreachBatch the DataFrame that load() returned, and keep the column ``_kafka`` in the transform.
+    """
 
 
 class ExecutorEnvironment(SinkError):

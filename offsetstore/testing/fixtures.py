@@ -1,15 +1,15 @@
 """Pytest fixtures with real servers: ``pytest_plugins = ["offsetstore.testing.fixtures"]`` in the top conftest.py.
 
-============================ ========= ==================================================================
-``offsetstore_postgres``     session   a `PostgresServer`
-``offsetstore_database``     function  the URL of a database of its own, with our tables, dropped afterwards
-``offsetstore_new_database`` function  ``make() -> URL``: further ones of that kind
+============================== ========= ==================================================================
+``offsetstore_postgres``       session   a `PostgresServer`
+``offsetstore_database``       function  the URL of a database of its own, with our tables, dropped afterwards
+``offsetstore_new_database``   function  ``make() -> URL``: further ones of that kind
 ``offsetstore_empty_database`` function  as ``offsetstore_database``, without our tables
-``offsetstore_kafka``        session   a `KafkaBroker`
-``offsetstore_topic``        function  ``make(partitions=3) -> name``: topics of its own, deleted afterwards
-``offsetstore_group``        function  the name of a consumer group that no other test has
-``offsetstore_spark``        session   a SparkSession on ``local[2]``, with the Kafka connector
-============================ ========= ==================================================================
+``offsetstore_kafka``          session   a `KafkaBroker`
+``offsetstore_topic``          function  ``make(partitions=3) -> name``: topics of its own, deleted afterwards
+``offsetstore_group``          function  the name of a consumer group that no other test has
+``offsetstore_spark``          session   a SparkSession on ``local[2]``, with the Kafka connector
+============================== ========= ==================================================================
 
 Needs the extra ``local``. ``--offsetstore-postgres`` chooses the PostgreSQL. All that was started is stopped, even
 after a failure. Heavy packages are imported by the fixtures that need them.

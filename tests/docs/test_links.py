@@ -34,5 +34,5 @@ def test_each_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 def test_the_index_has_each_page() -> None:
-    listed = re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
-    assert sorted({*listed}) == sorted(page.name for page in DOCS.glob("*.md") if page.name != "README.md")
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8"))
+    assert sorted({*listed}) == sorted(page.name for page in DOCS.glob("*.md") if page.name != "index.md")
