@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
@@ -78,12 +79,18 @@ class Shell:
         assert stdout is not None
         stdin.write(f". {shlex.quote(str(block))} < /dev/null\necho '{_DONE}'\n")
         stdin.flush()
+        late = threading.Timer(SECONDS * PATIENCE, os.killpg, (self._bash.pid, signal.SIGKILL))
+        late.start()
         printed: list[str] = []
-        for line in stdout:
-            if line == f"{_DONE}\n":
-                return "".join(printed)
-            printed.append(line)
-        raise AssertionError(f"the shell has ended\n{text}\n{''.join(printed)}")
+        try:
+            for line in stdout:
+                if line == f"{_DONE}\n":
+                    return "".join(printed)
+                printed.append(line)
+        finally:
+            late.cancel()
+        logs = [f"{log.name}:\n{log.read_text(encoding='utf-8')[-2000:]}" for log in self.directory.rglob("*.log")]
+        raise AssertionError("\n".join(["a command has failed, or takes too long", text, *printed, *logs]))
 
     def paste_and_interrupt(self, block: str, when: Callable[[JobProcess], bool]) -> int:
         """Run a block whose last command runs until Ctrl-C, which follows the condition; return its exit code."""
