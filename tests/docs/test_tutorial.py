@@ -83,7 +83,6 @@ def without_rows(printed: str) -> str:
     return lines.sub("", printed)
 
 
-@pytest.mark.behaviour("DLQ-1", "DLQ-7", "CONS-8", "OUT-14")
 def test_each_block_prints_what_the_page_shows(shell: Shell) -> None:
     port = free_port()
     (install, _), *steps, (clean_up, stopped) = BLOCKS

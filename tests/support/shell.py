@@ -84,9 +84,9 @@ class Shell:
         printed: list[str] = []
         try:
             for line in stdout:
-                if line == f"{_DONE}\n":
+                printed.append(line.removesuffix(f"{_DONE}\n"))
+                if line.endswith(f"{_DONE}\n"):  # at the end of a line that a program has not ended
                     return "".join(printed)
-                printed.append(line)
         finally:
             late.cancel()
         logs = [f"{log.name}:\n{log.read_text(encoding='utf-8')[-2000:]}" for log in self.directory.rglob("*.log")]
@@ -120,8 +120,9 @@ def end_of(job: JobProcess) -> int:
 
 
 def _environment(directory: Path, path: str) -> dict[str, str]:
+    dropped = {"OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS", "PYTHONPATH"}
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in dropped},
         "PATH": path,
         "CHECKPOINTS": str(directory / ".checkpoints"),
         "STACK": str(directory / ".stack"),
@@ -129,6 +130,4 @@ def _environment(directory: Path, path: str) -> dict[str, str]:
     if OTHER_BIN is None:
         quick = [word for name, value in quick_conf(spark_conf()).items() for word in ("--conf", f"{name}={value}")]
         environment |= {"PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": f"{shlex.join(quick)} pyspark-shell"}
-    for name in ("OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS"):
-        environment.pop(name, None)
     return environment
