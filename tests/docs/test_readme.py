@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -20,92 +15,24 @@ from offsetstore.errors import ExitCode
 from offsetstore.kafka import admin
 from offsetstore.local import stack
 from offsetstore.local.kafka import KafkaBroker
-from offsetstore.local.spark import quick_conf, spark_conf
 from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess
 from tests.support.examples import environment_of_spark
 from tests.support.postgres import Database
 from tests.support.readme import BLOCKS, FILES, README
+from tests.support.shell import SECONDS, Shell, end_of
 from tests.support.waiting import wait_until
 
 PARTS = README.parent / "docs" / "parts.md"
 P0 = TopicPartition("events", 0)
 EVENTS = Table("events", MetaData(), Column("offset", BigInteger))
-SECONDS = 180  # the job starts a Spark of its own
-
-
-# ``offsetstore``, whose stack is a directory of this test's, with the jars and class archives that are there.
-COMMAND = """\
-import os, pathlib
-from offsetstore.cli.main import main
-from offsetstore.local import stack
-stack._home = lambda: pathlib.Path(os.environ["STACK"])
-main()
-"""
-
-
-class Shell:
-    """Into which blocks are pasted, one after the other.
-
-    :param directory: its working directory.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        (directory / "bin").mkdir()
-        (command := directory / "bin" / "offsetstore").write_text(f"#!{sys.executable}\n{COMMAND}", encoding="utf-8")
-        command.chmod(0o755)
-        quick = [word for name, value in quick_conf(spark_conf()).items() for word in ("--conf", f"{name}={value}")]
-        self._environment = {
-            **os.environ,
-            "PATH": os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "PYTHONPATH": str(README.parent),
-            "PYSPARK_SUBMIT_ARGS": f"{shlex.join(quick)} pyspark-shell",
-            "CHECKPOINTS": str(directory / "checkpoints"),
-            "STACK": str(directory / "stack"),
-        }
-        for name in ("OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS"):
-            self._environment.pop(name, None)
-
-    @property
-    def url(self) -> str:
-        """Of the database, once the shell has it."""
-        return self._environment["OFFSETSTORE_URL"]
-
-    def paste(self, text: str) -> str:
-        """Run it to its end, which must be a good one, keep its variables, and return what it printed."""
-        done = subprocess.run(
-            ["bash", "-ec", f"{text}\nenv -0 > variables"],
-            cwd=self.directory,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=SECONDS,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        variables = (self.directory / "variables").read_text(encoding="utf-8").split("\0")
-        self._environment = dict(variable.split("=", 1) for variable in variables if variable)
-        return done.stdout
-
-    def paste_and_interrupt(self, block: str, when: Callable[[JobProcess], bool]) -> int:
-        """Run a block whose last command runs until Ctrl-C, which follows the condition; return its exit code."""
-        *lines, last = block.splitlines()
-        self.paste("\n".join(lines))
-        command, *arguments = shlex.split(last)
-        script = self.directory / "bin" / command
-        log = self.directory / f"{arguments[0]}.log"
-        with JobProcess([script, *arguments], log, environment=self._environment, cwd=self.directory) as job:
-            wait_until(lambda: when(job), timeout=SECONDS)
-            os.killpg(job.pid, signal.SIGINT)  # as a terminal does it
-            return end_of(job)
 
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    monkeypatch.setattr(stack, "_home", lambda: tmp_path / "stack")
-    yield Shell(tmp_path)
+    monkeypatch.setattr(stack, "_home", lambda: tmp_path / ".stack")
+    with Shell(tmp_path) as shell:
+        yield shell
     stack.down(delete_data=True)
 
 
@@ -147,14 +74,6 @@ def addresses(database: Database, servers: str) -> dict[str, str]:
 def landed(job: JobProcess, database: Database, rows: int) -> bool:
     assert job.exit_status is None, job.end_of_log
     return database.one("SELECT count(*) FROM payments") == rows
-
-
-def end_of(job: JobProcess) -> int:
-    """Wait until it has ended, and return its exit status."""
-    wait_until(lambda: job.exit_status is not None, timeout=SECONDS)
-    job.finish_reading()
-    assert job.exit_status is not None
-    return job.exit_status
 
 
 @pytest.mark.behaviour("DX-1")
