@@ -22,6 +22,7 @@ pytestmark = pytest.mark.behaviour("META-2")
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 PAGE = (ROOT / "docs" / "metadata-uses.md").read_text("utf-8")
+RESULTS = "CREATE TABLE results (partition int, record_offset bigint, value text)"
 Write = Callable[[Work, Iterable[pa.RecordBatch]], None]
 
 
@@ -42,6 +43,16 @@ def deliver_in_parts(
         deliver(store.claim("billing", topics=["payments"]), part, transform, Execute(write), **more)
 
 
+def kept(number: int) -> Callable[[Any], pa.RecordBatch]:
+    """The transform of a version of the rules."""
+
+    def transform(records: Any) -> pa.RecordBatch:
+        value: Any = pa.array([f"rules {number}"] * len(records))
+        return pa.record_batch({"partition": records["partition"], "record_offset": records["offset"], "value": value})
+
+    return transform
+
+
 def test_stages_of_a_complex_event(store: OffsetStore, query: Query) -> None:
     query("CREATE TABLE alarms (login text, record_offset bigint)")
     first = records(("ann", "refused"), ("ann", "refused"), ("bo", "refused"), ("bo", "in"))
@@ -55,13 +66,13 @@ def test_stages_of_a_complex_event(store: OffsetStore, query: Query) -> None:
 
 
 def test_tracing(store: OffsetStore, query: Query, caplog: pytest.LogCaptureFixture) -> None:
-    query("CREATE TABLE days (payments bigint, amount numeric)")
+    query(RESULTS)
     caplog.set_level(logging.INFO, tracing.__name__)
     found: list[object] = []
     for begin in (0, 1):
         note = tracing.traced(store, "billing", "payments")
         claim, part = store.claim("billing", topics=["payments"]), records(("ann", "1"), begin=begin)
-        deliver(claim, part, checkpoint.parse, Execute(checkpoint.settle), metadata=note)
+        deliver(claim, part, kept(1), Append("results"), metadata=note)
         found.append(store.find_metadata("billing", "payments", 0))
     (_, trace, span, _), (_, other_trace, other_span, _) = [str(each).split("-") for each in found]
     assert trace == other_trace
@@ -157,18 +168,8 @@ def test_what_a_member_knows_is_handed_to_the_next_one(store: OffsetStore, query
     assert store.find_metadata("billing", "payments") == {P0: {"m1": 110}, P1: {"m2": 8}}
 
 
-def kept(number: int) -> Callable[[Any], pa.RecordBatch]:
-    """The transform of a version of the rules."""
-
-    def transform(records: Any) -> pa.RecordBatch:
-        value: Any = pa.array([f"rules {number}"] * len(records))
-        return pa.record_batch({"partition": records["partition"], "record_offset": records["offset"], "value": value})
-
-    return transform
-
-
 def test_selective_replay(store: OffsetStore, engine: Engine, query: Query) -> None:
-    query("CREATE TABLE results (partition int, record_offset bigint, value text)")
+    query(RESULTS)
 
     def process(rules: int, *parts: list[Record]) -> None:
         note = replay.rules_since(store, "billing", rules)
