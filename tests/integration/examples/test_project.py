@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,12 @@ import yaml
 from offsetstore import OffsetStore
 from offsetstore.local.java import OLDEST_JAVA
 from tests.support.examples import EXAMPLES, ROOT, Examples
+from tests.support.postgres import Database
+from tests.support.waiting import wait_until
 
 PROJECT = EXAMPLES / "project"
 TESTS = 9
+MAIN = "from offsetstore.cli.main import main; main()"
 pytestmark = pytest.mark.behaviour("DX-6")
 
 
@@ -69,3 +75,36 @@ def test_its_ci_installs_and_runs_what_the_project_has() -> None:
     python = actions["actions/setup-python"]["python-version"]
     assert f"Programming Language :: Python :: {python}" in ours["classifiers"]
     assert workflow["permissions"] == {"contents": "read"}
+
+
+def test_its_consumer_runs_under_the_command(
+    examples: Examples, copied: Examples, database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE refunds (payer text, amount numeric(12,2) CHECK (amount > 0))")
+    examples.produce("refunds", ("ada", "1.50"), ("bob", "-1"), ("cleo", "2.25"))
+    command = ["-c", MAIN, "consume", "shop.refunds_consumer:consumer", "--processes", "1"]
+    environment = {"OFFSETSTORE_URL": examples.url, "OFFSETSTORE_BOOTSTRAP_SERVERS": examples.kafka_servers}
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=copied.directory,
+            env={**os.environ, **environment},
+            stdout=out,
+            stderr=out,
+        ) as running,
+    ):
+        try:
+            stored = "SELECT next_offset FROM kafka_partitions WHERE consumer_group = 'shop-refunds'"
+            wait_until(lambda: database.rows(stored) == [(3,)] or running.poll() is not None)
+            running.terminate()
+            assert running.wait(60) == 0, log.read_text()
+        finally:
+            running.kill()
+
+    assert database.rows("SELECT payer, amount::text FROM refunds ORDER BY payer") == [
+        ("ada", "1.50"),
+        ("cleo", "2.25"),
+    ]
+    assert database.rows("SELECT record_offset, cause FROM dead_letters") == [(1, "refused")]
