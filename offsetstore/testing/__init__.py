@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from offsetstore.lazy import load
 from offsetstore.testing.broker import StaticBroker
-from offsetstore.testing.delivering import deliver
 from offsetstore.testing.failing import POINTS, FailpointReached, failpoint
 from offsetstore.testing.memory import InMemoryOffsetStore, MemoryDatabase
 from offsetstore.testing.repeating import replay_twice
+
+if TYPE_CHECKING:
+    from offsetstore.testing.delivering import deliver
 
 __all__ = [
     "POINTS",
@@ -21,3 +26,7 @@ __all__ = [
     "failpoint",
     "replay_twice",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return load(__name__, name, {"deliver": ("offsetstore.testing.delivering", "consumer")})

@@ -6,20 +6,19 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from offsetstore.consumer.delivery import ArrowTransform, ConsumerOutputs, Polled, PolledRecords
+from offsetstore.consumer.handled import HandledRecords
+from offsetstore.consumer.records import ConsumedRecord
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler, Record
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Runner, RunnerSettings, Taken
-from offsetstore.protocol.letters import Payload
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import Claim
-
-if TYPE_CHECKING:
-    from offsetstore.consumer.delivery import ArrowTransform
-    from offsetstore.consumer.records import ConsumedRecord
+from offsetstore.testing.records import as_consumed
 
 
 def deliver(
@@ -43,14 +42,11 @@ def deliver(
     :param number: `BatchInfo.number`.
     :raises OffsetStoreError: the error that would end the consumer.
     """
-    from offsetstore.consumer.delivery import ConsumerOutputs, Polled, PolledRecords  # noqa: PLC0415 - an extra
-    from offsetstore.consumer.handled import HandledRecords  # noqa: PLC0415 - the same
-
     outputs = ConsumerOutputs(transform, into, propagate)
     settings = RunnerSettings(metadata=metadata, dead_letters=dead_letters, propagate=propagate)
     settings.check_dead_letters(outputs.writers.values())
     settings.check_handler(outputs.handler)
-    by_partition = defaultdict[TopicPartition, list["ConsumedRecord"]](list)
+    by_partition = defaultdict[TopicPartition, list[ConsumedRecord]](list)
     for record in as_consumed(records):
         by_partition[record.topic_partition].append(record)
     stored, terms = claim.offsets(), claim.new_terms(by_partition)
@@ -70,31 +66,6 @@ def deliver(
         yield Taken(kind(number, claim, outputs, polled, source.sleep, **more)) if polled else None
 
     runner.run(number, take)
-
-
-def as_consumed(records: Sequence[Record]) -> list[ConsumedRecord]:
-    """The records as the consumer polls them, in the order of their coordinates."""
-    from offsetstore.consumer.records import ConsumedRecord  # noqa: PLC0415 - an extra
-
-    return [
-        ConsumedRecord(
-            TopicPartition(record.topic, record.partition),
-            record.offset,
-            Payload(
-                record.key,
-                record.value,
-                record.headers,
-                record.timestamp_ms,
-                -1 if record.timestamp_ms is None else 0,
-            ),
-        )
-        for record in sorted(records, key=coordinates)
-    ]
-
-
-def coordinates(record: Record) -> tuple[str, int, int]:
-    """Where the record is."""
-    return record.topic, record.partition, record.offset
 
 
 class _Once:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, cast
 from uuid import UUID
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.lazy import find
 from offsetstore.processing.handling import Handler, Record
-from offsetstore.testing.delivering import as_consumed, coordinates
+from offsetstore.testing.records import as_consumed, coordinates
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
@@ -145,7 +146,9 @@ class _Rows:
 
 
 def _in_process(transform: ArrowTransform) -> _Compute:
-    from offsetstore.consumer.records import batch_of  # noqa: PLC0415 - an extra
+    batch_of: Callable[..., Any] = find(
+        "offsetstore.consumer.records", "batch_of", what="replay_twice without spark=", extra="consumer"
+    )
 
     def compute(records: Sequence[Record]) -> _Rows:
         return _collected(transform(batch_of(as_consumed(records))), lambda made: made)
@@ -186,7 +189,7 @@ def _collected(made: Any, as_table: Callable[[Any], Table | RecordBatch]) -> _Ro
 
 
 def _cut(records: Sequence[Record], random: Random) -> tuple[list[Record], list[Record]]:
-    """Cut each partition's records at a random offset, or leave all of them above or below it."""
+    """Cut each partition's records at a random offset; at its first, all of them are above."""
     at = {
         (topic, number): random.choice(
             [offset for *place, offset in map(coordinates, records) if place == [topic, number]]
