@@ -11,8 +11,8 @@
 ``offsetstore_spark``          session   a SparkSession on ``local[2]``, with the Kafka connector
 ============================== ========= ==================================================================
 
-Needs the extra ``local``. ``--offsetstore-postgres`` chooses the PostgreSQL. All that was started is stopped, even
-after a failure. Heavy packages are imported by the fixtures that need them.
+Needs the extras ``local`` and ``testing``. ``--offsetstore-postgres`` chooses the PostgreSQL. All that was started is
+stopped, even after a failure. Heavy packages are imported by the fixtures that need them.
 """
 
 from __future__ import annotations

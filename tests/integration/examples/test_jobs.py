@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import datetime
 from unittest.mock import patch
 
 import pytest
@@ -170,3 +171,18 @@ def test_each_payment_is_charged_once_under_its_record_s_id(examples: Examples, 
     assert database.rows("SELECT record_offset, cause, error_text FROM dead_letters") == [
         (3, "raised", "the service answers 422")
     ]
+
+
+@pytest.mark.behaviour("DX-6")
+@on_the_spark_of_the_test_run
+def test_the_project_s_job_writes_payments_with_the_time_of_their_records(
+    examples: Examples, database: Database
+) -> None:
+    database.execute("CREATE TABLE payments (payer text, amount numeric(12,2), paid_at timestamptz)")
+    examples.produce("payments", ("ada", "1.50"), ("bob", "many"), timestamp_ms=NINE)
+
+    rows = "SELECT payer, amount::text, paid_at AT TIME ZONE 'UTC' FROM payments"
+    examples.stop_here("project/shop/payments_job.py", lambda: database.rows(rows))
+
+    assert database.rows(rows) == [("ada", "1.50", datetime(2026, 3, 1, 9))]  # noqa: DTZ001 - in UTC, as was asked
+    assert database.rows("SELECT consumer_group, record_offset FROM dead_letters") == [("shop-payments", 1)]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
-from tests.support.examples import EXAMPLES, Examples
-from tests.support.postgres import Database
+from tests.support.examples import Examples
 
 P0 = TopicPartition("payments", 0)
 
@@ -71,24 +70,3 @@ def test_totals_are_in_kafka_once_and_in_order_while_the_relay_is_killed(install
 
     assert found.stdout.count("the relay has ended with exit status -9\n") == 2
     assert found.stdout.endswith("2,000 payments booked, 2,000 totals in Kafka, for 50 payers\n")
-
-
-@pytest.mark.behaviour("OPS-9")
-def test_one_upgrade_of_the_application_brings_its_tables_and_ours(
-    installed_wheel: Path, offsetstore_empty_database: str, tmp_path: Path
-) -> None:
-    alembic = ("-m", "alembic", "-c", EXAMPLES / "application" / "alembic.ini")
-    application = Examples(tmp_path, offsetstore_empty_database, wheel=installed_wheel)
-
-    application.python(*alembic, "upgrade", "head")
-    application.python(*alembic, "upgrade", "head")  # the next deploy
-
-    database = Database(offsetstore_empty_database)
-    try:
-        assert database.column("SELECT version_num FROM alembic_version") == ["0001"]
-        assert database.column("SELECT * FROM payments") == []
-    finally:
-        database.close()
-    with OffsetStore.connect(offsetstore_empty_database) as store:
-        assert store.offsets("invoices") == {}
-    assert "No new upgrade operations detected" in application.python(*alembic, "check").stdout

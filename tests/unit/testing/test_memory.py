@@ -42,6 +42,37 @@ def test_it_needs_no_pytest() -> None:
     assert done.stdout == "False\n"
 
 
+CORE = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"confluent_kafka", "pandas", "pgpq", "pyarrow", "pyspark", "pytest"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+from offsetstore import Record, testing
+from offsetstore.errors import MissingDependency
+
+with testing.failpoint("in_claim", action="raise"), testing.InMemoryOffsetStore() as store:
+    try:
+        store.claim("billing", topics=["payments"])
+    except testing.FailpointReached:
+        print("reached")
+for use in (lambda: testing.deliver, lambda: testing.replay_twice(print, [Record("payments", 0, 0)])):
+    try:
+        use()
+    except MissingDependency as missing:
+        print("offsetstore[consumer]" in missing.next_step)
+"""
+
+
+def test_it_needs_no_extra_and_says_which_one_a_part_needs() -> None:
+    done = subprocess.run([sys.executable, "-c", CORE], capture_output=True, text=True, check=False)
+
+    assert done.stdout == "reached\nTrue\nTrue\n", done.stderr
+
+
 def left(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
     """Two dead letters of `billing`, with their contents."""
     claim = store.claim("billing", broker)

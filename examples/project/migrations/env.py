@@ -1,8 +1,6 @@
 """An application's env.py whose ``alembic upgrade head`` brings offsetstore's tables along, in the same transaction.
 
-Two lines are offsetstore's, 1 and 2; the rest is as ``alembic init`` writes it. Run it with::
-
-    DATABASE_URL=postgresql+psycopg://shop@localhost/shop alembic -c examples/application/alembic.ini upgrade head
+Two lines are offsetstore's, 1 and 2; the rest is as ``alembic init`` writes it.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import os
 
 from alembic import context
-from models import Base
+from shop.models import Base
 from sqlalchemy import NullPool, create_engine
 
 import offsetstore.migrations
