@@ -272,7 +272,8 @@ def _copied(facts: _Facts) -> Start | None:
     if facts.contested_epoch is None or facts.stamp is None or not facts.stamp.is_of(facts.store_id, facts.group):
         return None
     # Not compared with the row's token: claims that don't look at Kafka, and resets of other partitions, write tokens
-    # too (decision 0050). Without a row, results that a checkpoint vouches for are here: `_our_copy` refuses the start.
+    # too (decision 0050). Without a row, results that a checkpoint vouches for are here: `_our_copy` refuses the start,
+    # unless `on_rewound` allows it.
     if facts.stamp.epoch <= facts.contested_epoch or (facts.stored is None and facts.adopted is not None):
         return None
     # A claim of our store that is later than the mark was made in a copy of the database, or was lost in a restore: its
@@ -316,6 +317,9 @@ def _our_copy(facts: _Facts) -> Start | None:
             return _start(facts, committed, Reason.REWOUND_KAFKA)
         case "stored" if row is not None:
             return _start(facts, row.next_offset, Reason.REWOUND_STORED)
+        case "stored" if facts.adopted is not None:
+            # The results that its checkpoint vouches for are here, as in `_adopted`.
+            return _start(facts, facts.adopted, Reason.REWOUND_STORED)
         case "stored":
             first = facts.log.beginning if facts.at_timestamp is None else facts.at_timestamp
             return _start(facts, first, Reason.REWOUND_STORED)

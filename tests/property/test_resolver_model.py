@@ -71,7 +71,8 @@ def expected(  # noqa: C901, PLR0911, PLR0912 - the table as it stands, row afte
         if policy.on_rewound == "kafka":
             start, why = in_kafka, Reason.REWOUND_KAFKA
         else:
-            start, why = beginning if stored is None else stored, Reason.REWOUND_STORED
+            first = beginning if adopted is None else adopted
+            start, why = first if stored is None else stored, Reason.REWOUND_STORED
     elif stored is None and adopted is not None:
         start, why = adopted, Reason.CHECKPOINT
     elif stored is not None and in_kafka is not None:
