@@ -54,7 +54,10 @@ class PlanOutdated(Exception):
 
 
 class Rows(Protocol):
-    """One output's rows, which can be written again after a rollback; wrap rows that can't in `Once`."""
+    """The rows of one output, which is a writer and its name.
+
+    They can be written again after a rollback; wrap rows that can't in `Once`.
+    """
 
     def write(self, work: Work) -> int:
         """Write the rows; return their number."""
@@ -148,7 +151,7 @@ class Holder(Protocol):
 class Written:
     """The outcome of a batch: the rows of each output, and the seconds of each phase; see `BatchEnded`.
 
-    :param is_kept: the rows were kept in memory for a `Flush`, which may have written them already, with earlier ones.
+    :param is_kept: the rows were kept in memory. A `Flush` writes them later, with those of other batches, or has.
     """
 
     rows: Mapping[str, int]
@@ -197,7 +200,7 @@ def commit(holder: Holder, unit: Unit, watch: Stopwatch | None = None) -> Writte
 
     :param watch: measures the phases "write" and "commit".
     :return: ``None`` if nothing remained to be done.
-    :raises PlanOutdated: the stored offsets are not those of the plan; nothing was written.
+    :raises PlanOutdated: the stored offsets are not those of the plan, or `Along.begin` raised it; nothing was written.
     :raises RowsRefused: rows were refused, now or by a deferred constraint; the error names the output.
     """
     watch = watch or Stopwatch()
@@ -223,7 +226,7 @@ def _transact(unit: Unit, watch: Stopwatch, tx: Transaction) -> dict[str, int] |
     if locked != unit.decisions:
         raise PlanOutdated(is_stored=not remaining)
     # Nothing was computed, and something remains: the plan saw another claim's token, and the lock found ours. (After a
-    # gap it would have raised; if the plan had nothing to write, nothing remains.) So the work is planned again.
+    # gap the lock would have raised; if the plan had nothing to write, nothing remains.) So the work is planned again.
     if unit.rows is None and remaining:
         raise PlanOutdated
     # Without anything to write, the transaction ends here. Idle work has rows, though it has no partitions.

@@ -1,6 +1,7 @@
 """What to do with a range, given the stored offset. Pure, and the one place that decides.
 
-The range is ``[from, until)``. The stored offset ``s`` is a next offset: all records below it are in the results.
+The range is ``[from, until)``. The stored offset ``s`` is a next offset: all records below it are in the results, have
+letters, or were passed over by a recorded decision. With manual marking, ``s`` is the delivered offset.
 
 =====================  ==========================================================================
 ``s >= until``         SKIP   all of it is already in the results
@@ -57,9 +58,9 @@ class Decision:
     def is_stored(self) -> bool:
         """Whether the whole range is in the results already.
 
-        ``SKIP`` also covers an empty range at the stored offset, which only asks for the lock: here that is ``False``.
+        ``False`` for an empty range at the stored offset: it is SKIP, too, but only asks for the lock.
         """
-        # With SKIP, what remains is empty and lies at the stored offset. Only that empty range equals it.
+        # With SKIP, `remaining` is an empty range at the stored offset, so only that range equals it.
         return self.outcome is Outcome.SKIP and self.range != self.remaining
 
 

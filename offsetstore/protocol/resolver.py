@@ -4,7 +4,7 @@ It asks three questions, in this order. Is this the log that the stored offset b
 partitions, no evidence of loss)? Which offset counts, the stored, the committed or the adopted one (`_RULES`, the first
 that answers)? Is it inside the log? If records could be lost, the answer is an error that names the ways out, never a
 silent skip. A *copy* is an offset that a store has committed in Kafka, known by its stamp. A *pinned* row was set by a
-decision: Kafka's offset doesn't count. A *contested* one: something else used the group in Kafka while the job ran.
+decision or a contested start: Kafka's offset doesn't count. A *contested* one: something else used the group in Kafka while the job ran.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ def resolve(
     :param passed_over: collects the `OffsetOutOfRange` (also a `LogTruncated`), `OffsetsDisagree` and
         `NoStartingOffset` of single partitions, so that the others can start. Without it, the first one is raised.
     :raises WrongCluster: a row belongs to another cluster.
-    :raises TopicRecreated: a row belongs to another log or to a missing partition, or lies beyond the end and the
-        topic's id does not show that the topic is the same; unless ``policy.on_recreated`` is ``"restart"``.
-    :raises OffsetOutOfRange: records were removed before they were read, unless ``policy.on_data_loss`` allows it; or
-        another tool's committed offset lies beyond the end; or the stored one does, and the topic is the same.
+    :raises TopicRecreated: a row or an adopted offset belongs to another log or to a missing partition, or lies beyond
+        the end and the topic's id does not show that the topic is the same; unless ``policy.on_recreated`` is
+        ``"restart"``.
+    :raises OffsetOutOfRange: records were removed before they were read, unless ``policy.on_data_loss`` allows it.
+        Another tool's committed offset lies beyond the end. The stored offset does, and the topic is the same.
     :raises LogTruncated: a row has evidence that its log lost records, whatever the policy says.
     :raises OffsetsDisagree, NoStartingOffset: as the policy demands.
     :raises StoreRewound: Kafka has a copy of ours that is beyond the row, unless ``policy.on_rewound`` allows it.
@@ -79,7 +80,7 @@ def resolve(
     group_digest = None if group is None else digest(group)
     if deleted:
         view = _without_deleted(view, store_id, group_digest, deleted)
-    asked = _Asked(view, policy or StartPolicy(), store_id, group_digest, passed_over)
+    asked = _Common(view, policy or StartPolicy(), store_id, group_digest, passed_over)
     _judge_cluster(stored, view)
     starts: dict[TopicPartition, Start] = {}
     vanished: list[TopicPartition] = []
@@ -164,8 +165,8 @@ def _judge_adopted(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is the same for all partitions. ``group``, here and below, is the `digest` of the group's name."""
+class _Common:
+    """What all partitions have in common. ``group``, here and below, is the `digest` of the group's name."""
 
     view: BrokerView
     policy: StartPolicy
@@ -202,7 +203,7 @@ def _starts(
     log: TopicLog,
     rows: Mapping[TopicPartition, StoredOffset],
     adopted: Mapping[TopicPartition, int],
-    asked: _Asked,
+    asked: _Common,
 ) -> dict[TopicPartition, Start]:
     starts: dict[TopicPartition, Start] = {}
     contested = max((row.pinned_epoch for row in rows.values() if row.contested), default=None)
@@ -224,7 +225,7 @@ def _starts(
             adopted=adopted.get(tp),
             at_timestamp=timestamps.get(tp),
             topic_is_known=bool(rows or adopted),
-            # Even for a new partition, the other application's offset is not adopted.
+            # Even for a new partition, the other application's offset is not taken over.
             contested_epoch=contested if row is None else row.pinned_epoch if row.contested else None,
             policy=asked.policy,
             is_same_log=row is not None and log.topic_id is not None and (row.topic_id or topic_id) == log.topic_id,
@@ -258,7 +259,7 @@ def _contested(facts: _Facts) -> Start | None:
         return None
     _foreign_copy(facts)  # raises if another store or group wrote it: that says more than a contest
     if facts.policy.prefer == "stored":
-        # Pinned, even for a new partition: the next start must not adopt Kafka's offset.
+        # Pinned, even for a new partition: the next start must not take over Kafka's offset.
         at = facts.log.beginning if facts.stored is None else facts.stored.next_offset
         return _start(facts, at, Reason.CONTEST_STORED)
     what = "another application used the group in Kafka while the job ran, so its offset there may not be this job's"
@@ -276,8 +277,8 @@ def _copied(facts: _Facts) -> Start | None:
     # unless `on_rewound` allows it.
     if facts.stamp.epoch <= facts.contested_epoch or (facts.stored is None and facts.adopted is not None):
         return None
-    # A claim of our store that is later than the mark was made in a copy of the database, or was lost in a restore: its
-    # offsets belong to results that are not here. Pinned, as after a contest (decision 0050).
+    # A stamp later than the contest's epoch was written by a claim in a cloned database, or by one that a restore has
+    # lost: its offsets belong to results that are not here. Pinned, as after a contest (decision 0050).
     at = facts.log.beginning if facts.stored is None else facts.stored.next_offset
     return _start(facts, at, Reason.COPY_STORED)
 

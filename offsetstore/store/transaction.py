@@ -238,8 +238,8 @@ class Transaction:
 
         :param ranges: exactly `Decision.remaining` for each partition, as `lock` returned it.
         :param metadata: one value for all partitions of the call; ``None`` clears it. By default, what
-            `Claim.store_metadata` was given for a partition, else it is kept. A partition whose range is in the results
-            already keeps what it has: that belongs to a later offset.
+            `Claim.store_metadata` was given for a partition, else it is kept. A partition whose range is stored
+            already keeps its metadata, which belong to a later offset.
         :raises AdvanceMismatch: another range, or a partition that was not locked or was advanced already.
         :raises MetadataError: see `offsetstore.Metadata`.
         :raises StaleClaim: the rows changed under the lock, which only your own SQL in this transaction can do.
@@ -251,7 +251,7 @@ class Transaction:
         self._move(session, wanted, self._part(Notes).at_advance(wanted, metadata))
 
     def finish(self, ranges: Ranges, metadata: Mapping[TopicPartition, Text] | None = None) -> None:
-        """Do `advance` and `check_deferred`, and check that the transaction is whole, in one round trip.
+        """Do `advance` and `check_deferred`, and check that no COMMIT or ROLLBACK ran inside, in one round trip.
 
         Nothing may be written after it, so call it only where no other code follows. With manual marking it stores the
         marks instead of the ranges' ends.
@@ -342,7 +342,7 @@ class Transaction:
             _latest.transaction = None
         try:
             if error is None:
-                self._check_complete(session)
+                self._complete(session)
         except BaseException as problem:
             session.rollback()
             self._raise_ours(problem)
@@ -357,7 +357,7 @@ class Transaction:
         self._commit(session)
         self._tell_terms()
 
-    def _check_complete(self, session: Session) -> None:
+    def _complete(self, session: Session) -> None:
         locks = self._locks
         if locks.error is not None:
             raise locks.error
