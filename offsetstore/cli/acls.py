@@ -8,7 +8,8 @@ from typing import Any, Final, Literal
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Table, document, even_unread, print_json, print_text
+from offsetstore.cli.output import document, even_unread, print_json, print_text
+from offsetstore.cli.tables import Table
 from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.kafka.acls import Acl, job_acls, operator_acls, relay_acls
 from offsetstore.protocol.outbox import ANCHOR

@@ -11,8 +11,9 @@ from typing import IO, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
-from offsetstore.cli.output import Table, echo, even_unread
+from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options, table_options
+from offsetstore.cli.output import echo, even_unread
+from offsetstore.cli.tables import Table
 from offsetstore.errors import ExitCode, MetadataError
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from offsetstore.operations.resets import Partitions, Reset, ResetTarget, ShiftBy
@@ -279,7 +280,7 @@ def metadata() -> None:
 @options.group_option
 @click.argument("topic", callback=options.names)
 @click.argument("partition", type=click.IntRange(0, MAX_PARTITION), required=False)
-@ask_options
+@table_options
 def get_metadata(*, group: str, topic: str, partition: int | None, ask: AskOptions) -> None:
     """Show the metadata of a topic's partitions, or of one, as text.
 

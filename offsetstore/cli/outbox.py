@@ -7,11 +7,14 @@ from typing import Any, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
-from offsetstore.cli.output import Table, document
+from offsetstore.cli.asking import AskOptions, Decide, decide_options, table_options
+from offsetstore.cli.output import documents
+from offsetstore.cli.tables import Table
+from offsetstore.operations import people
+from offsetstore.operations.outbox import read_refused_of_all
 from offsetstore.protocol.outbox import MOST_ROWS
 
-_ROWS: Final = "#row=id, topic, error, written=created_at, refused=refused_at"
+_ROWS: Final = "#row=id, topic, error, ?written=created_at, refused=refused_at"
 _ROW: Final = "id topic error created_at refused_at"
 _DECIDED: Final = f"group reason executed plan=digest more rows[{_ROW}]"
 
@@ -52,31 +55,38 @@ def outbox() -> None:
 
 
 @outbox.command("list")
-@options.group_option
+@options.any_group_option
 @click.option("--topic", "-t", metavar="TOPIC", help="Only of this topic.")
 @click.option("--after", type=int, default=-1, metavar="ROW", help="Continue after this row.")
 @click.option(
     "--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Rows per page."
 )
-@ask_options
-def list_rows(*, group: str, topic: str | None, after: int, limit: int, ask: AskOptions) -> None:
+@table_options
+def list_rows(*, group: str | None, topic: str | None, after: int, limit: int, ask: AskOptions) -> None:
     """List rows that Kafka refuses, with their errors, the first first. Records are not read.
 
     Exit code 1 if the store knows neither a group nor an application's source of this name.
 
     \b
     Keys of --format json:
-      group
+      group   null for all groups and sources; then each row has its group, too
       rows[]  id, topic, error, created_at, refused_at
 
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore outbox list -g billing
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    groups: list[str] | None = None
     with ask.about(group, or_source=True) as store:
-        rows = store.refused_rows(group, topic=topic, after=after, limit=limit)
+        if group is not None:
+            rows = store.refused_rows(group, topic=topic, after=after, limit=limit)
+        else:
+            found = people.ask(
+                store.database, lambda session: read_refused_of_all(session, topic=topic, after=after, limit=limit)
+            )
+            rows, groups = [row for _, row in found], [name for name, _ in found]
     more = [f"There may be more: --after {rows[-1].id}"] if len(rows) == limit else []
-    ask.show(document(rows, f"group rows=.[{_ROW}]", group=group), Table.of(_ROWS, rows), *more)
+    ask.show({"group": group, "rows": documents(rows, _ROW, groups)}, Table.of(_ROWS, rows, groups), *more)
 
 
 @outbox.command("retry")
