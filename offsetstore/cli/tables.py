@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import Any, Final, cast
 from unicodedata import combining, east_asian_width
 
@@ -59,7 +60,8 @@ class Table:
         """All of it: aligned, never wrapped, times as stamps."""
         columns = self._columns([[stamp(value) for value in row] for row in self.rows])
         widths = [column.widths(_UNLIMITED)[1] for column in columns]
-        return "\n".join(_line(columns, widths, row) for row in _rows(columns))
+        rows = [[column.cells[number] for column in columns] for number in range(len(self.rows))]
+        return "\n".join(_line(columns, widths, row) for row in [[column.name for column in columns], *rows])
 
     def fitted(self, width: int) -> str:
         """What fits into this many columns of a terminal, times as ages; the last line names what is left out."""
@@ -67,16 +69,18 @@ class Table:
         columns = self._columns([[_age(value, now) for value in row] for row in self.rows])
         for longest in _LONGEST:
             kept = [*columns]
-            while (widths := _widths(kept, width, longest)) is None and longest < _UNLIMITED:
+            while (grid := _grid(kept, width, longest)) is None and longest < _UNLIMITED:
                 if not (optional := [column for column in kept if column.is_optional]):
                     break
                 kept.remove(optional[-1])
-            if widths is not None:
-                head, *rows = _rows(kept)
-                lines = [line for row in rows for line in _lines(kept, widths, row, longest, width)]
+            if grid is not None:
+                head = _line([column for column, _ in grid], [size for _, size in grid], [c.name for c, _ in grid])
+                lines = [
+                    line for number in range(len(self.rows)) for line in _lines(kept, grid, number, longest, width)
+                ]
                 left_out = ", ".join(column.name for column in columns if column not in kept)
                 lines += wrapped(f"Left out: {left_out}; --wide shows all columns.", width) if left_out else []
-                return "\n".join([click.style(_line(kept, widths, head), bold=True), *lines])
+                return "\n".join([click.style(head, bold=True), *lines])
         return self.whole()
 
     def _columns(self, rows: Sequence[Sequence[object]]) -> list[_Column]:
@@ -102,40 +106,42 @@ class _Column:
         """Whether the cell gets a line of its own."""
         return not self.is_number and _word(cell) > longest
 
+    def is_empty(self, longest: int) -> bool:
+        """Whether all of its cells do."""
+        return bool(self.cells) and all(self.is_apart(cell, longest) for cell in self.cells)
 
-def _rows(columns: Sequence[_Column]) -> list[list[str]]:
-    """The names of the columns, and the rows below them."""
-    return [list(row) for row in zip(*([column.name, *column.cells] for column in columns), strict=True)]
 
-
-def _widths(columns: Sequence[_Column], width: int, longest: int) -> list[int] | None:
-    """Share the width among the columns; ``None`` if it is not enough."""
+def _grid(kept: Sequence[_Column], width: int, longest: int) -> list[tuple[_Column, int]] | None:
+    """Share the width among the columns that stand side by side; ``None`` if it is not enough."""
+    columns = [column for column in kept if column is kept[0] or not column.is_empty(longest)]
     pairs = [column.widths(longest) for column in columns]
     widths = [least for least, _ in pairs]
     room = width - sum(widths) - len(_GAP) * (len(columns) - 1)
     if room < 0:
         return None
-    # A column that needs little more is not wrapped for the sake of one that has to be, all the same.
+    # The column that needs least comes first: it is not wrapped for the sake of one that has to be, all the same.
     for number in sorted(range(len(pairs)), key=lambda one: pairs[one][1] - pairs[one][0]):
         more = min(room, pairs[number][1] - widths[number])
         widths[number] += more
         room -= more
-    return widths
+    return list(zip(columns, widths, strict=True))
 
 
 def _lines(
-    columns: Sequence[_Column], widths: Sequence[int], row: Sequence[str], longest: int, width: int
+    kept: Sequence[_Column], grid: Sequence[tuple[_Column, int]], number: int, longest: int, width: int
 ) -> Iterator[str]:
     """The lines of a row: the first cell above the others if it is apart; other cells that are, with names, below."""
-    apart = [column.is_apart(cell, longest) for column, cell in zip(columns, row, strict=True)]
-    if apart[0]:
-        yield from wrapped(row[0], width)
-    cells = [[""] if is_apart else wrapped(cell, size) for is_apart, cell, size in zip(apart, row, widths, strict=True)]
-    for number in range(max(map(len, cells))):
-        if line := _line(columns, widths, [cell[number] if number < len(cell) else "" for cell in cells]):
+    apart = [column for column in kept if column.is_apart(column.cells[number], longest)]
+    if kept[0] in apart:
+        yield from wrapped(kept[0].cells[number], width)
+    beside = [
+        [""] if column.is_apart(cell := column.cells[number], longest) else wrapped(cell, size) for column, size in grid
+    ]
+    for part in zip_longest(*beside, fillvalue=""):
+        if line := _line([column for column, _ in grid], [size for _, size in grid], part):
             yield line
-    for column, is_apart, cell in zip(columns[1:], apart[1:], row[1:], strict=True):
-        if is_apart and cell != NOTHING:
+    for column in apart:
+        if column is not kept[0] and (cell := column.cells[number]) != NOTHING:
             yield from wrapped(f"{_GAP}{column.name}: {cell}", width, indent=_GAP * 2)
 
 
