@@ -12,7 +12,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options, table_options
-from offsetstore.cli.output import document, documents, echo, print_json, print_text
+from offsetstore.cli.output import document, documents, echo, mistyped, print_json, print_text
 from offsetstore.cli.tables import Table, stamp
 from offsetstore.errors import ExitCode, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
@@ -197,6 +197,7 @@ def list_letters(
         raise click.UsageError("--by error goes with --state, --topic and --limit alone.")
     which = LetterFilter(tuple(states or ()), **chosen)
     groups: list[str] | None = None
+    notes: list[str] = []
     with ask.about(group) as store:
         if by == "error":
             if group is not None:
@@ -213,6 +214,8 @@ def list_letters(
         if group is not None:
             page = store.letters(group, state=states, after=after, limit=limit, **chosen)
             letters, following = page.letters, page.next
+            if not letters:
+                notes += mistyped("dead letters", which.topic, {tp.topic for tp in store.offsets(group)})
         else:
             cursor = None if after is None else LetterCursor.parse(after)
             within = limit + 1 if which == LetterFilter(which.states) else max(limit + 1, _LOOKED_AT)
@@ -222,9 +225,9 @@ def list_letters(
             )
             letters, groups = [letter for _, letter in found], [name for name, _ in found]
             following = None if end is None else str(end)
-    more = [] if following is None else [f"There are more: --after {following}"]
+    notes += [] if following is None else [f"There are more: --after {following}"]
     made = {"group": group, "next": following, "letters": documents(letters, _LETTER, groups)}
-    ask.show(made, Table.of(_LETTERS, letters, groups), *more)
+    ask.show(made, Table.of(_LETTERS, letters, groups), *notes)
 
 
 @dead_letters.command("show")

@@ -8,7 +8,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.asking import AskOptions, Decide, decide_options, table_options
-from offsetstore.cli.output import documents
+from offsetstore.cli.output import documents, mistyped
 from offsetstore.cli.tables import Table
 from offsetstore.operations import people
 from offsetstore.operations.outbox import read_refused_of_all
@@ -80,13 +80,15 @@ def list_rows(*, group: str | None, topic: str | None, after: int, limit: int, a
     with ask.about(group, or_source=True) as store:
         if group is not None:
             rows = store.refused_rows(group, topic=topic, after=after, limit=limit)
+            others = [] if rows or topic is None else store.refused_rows(group, limit=limit)
         else:
             found = people.ask(
                 store.database, lambda session: read_refused_of_all(session, topic=topic, after=after, limit=limit)
             )
-            rows, groups = [row for _, row in found], [name for name, _ in found]
-    more = [f"There may be more: --after {rows[-1].id}"] if len(rows) == limit else []
-    ask.show({"group": group, "rows": documents(rows, _ROW, groups)}, Table.of(_ROWS, rows, groups), *more)
+            rows, groups, others = [row for _, row in found], [name for name, _ in found], []
+    notes = mistyped("rows", topic, {row.topic for row in others})
+    notes += [f"There may be more: --after {rows[-1].id}"] if len(rows) == limit else []
+    ask.show({"group": group, "rows": documents(rows, _ROW, groups)}, Table.of(_ROWS, rows, groups), *notes)
 
 
 @outbox.command("retry")

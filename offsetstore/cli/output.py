@@ -29,7 +29,7 @@ from offsetstore import errors
 from offsetstore.cli.tables import Table, at, stamp, wrapped
 from offsetstore.errors import ExitCode, exit_code, step_for
 from offsetstore.offsets import OffsetRange, Suspect
-from offsetstore.text import describe_error, error_text, visible
+from offsetstore.text import describe_error, did_you_mean, error_text, visible
 
 if TYPE_CHECKING:
     from offsetstore.offset_store import OffsetStore
@@ -233,10 +233,21 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
     raise click.exceptions.Exit(exit_code(error) if code is None else code)
 
 
-def fail_unknown(store: OffsetStore, group: str) -> NoReturn:
-    """Say that the store does not know the group, and which it has, and exit."""
+def fail_unknown(store: OffsetStore, group: str, what: str = "group") -> NoReturn:
+    """Say what the store does not have of a group, and which groups have similar names, and exit."""
     # Imported here: to complete a command, the shell waits for this module.
     from offsetstore.operations.operation import unknown_group  # noqa: PLC0415
     from offsetstore.store.sessions import read  # noqa: PLC0415
 
-    fail(read(store.database, lambda session: unknown_group(session, group)))
+    fail(read(store.database, lambda session: unknown_group(session, group, what)))
+
+
+def mistyped(noun: str, topic: str | None, topics: Iterable[str]) -> list[str]:
+    """Return a sentence about an empty list, if its topic is not one of these but similar to some."""
+    # Imported here: see above.
+    from offsetstore.protocol.starting import similar_names  # noqa: PLC0415
+
+    near = () if topic is None else similar_names(topic, topics)
+    if not near or topic in near:
+        return []
+    return [f"No {noun} of topic {topic}. {did_you_mean(near)}".rstrip()]

@@ -37,7 +37,14 @@ def test_it_holds_the_group_and_each_partition_also_as_json(
     letters = {"dead": 0, "requested": 0, "job_replays": None}
     assert found.pop("members") == []
     nothing = {"paused": None, "outbox": None, "relay": None}
-    assert found == {"group": billing, "database": "home", "dead_letters": letters, "lag": 21, "state": "live", **nothing}
+    assert found == {
+        "group": billing,
+        "database": "home",
+        "dead_letters": letters,
+        "lag": 21,
+        "state": "live",
+        **nothing,
+    }
     assert (owner["live"], owner["state"]) == (True, "live")
     others = {"name", "epoch", "claim_id", "claimed_at", "heartbeat_age_seconds"}
     assert owner.keys() == others | {"live", "state"}
