@@ -128,7 +128,7 @@ def check(*, kafka: options.Kafka, format_: str, **job: Any) -> None:
 
     \b
     Example:
-      offsetstore acls check --principal User:job -t payments -g billing
+      offsetstore acls check --principal User:job -t payments -g billing \\
           -b localhost:9092 --broker-config job.properties
     """  # noqa: D301 - as above
     needed = _needed(**job)
@@ -173,7 +173,7 @@ def apply(*, kafka: options.Kafka, execute: bool, format_: str, **job: Any) -> N
 
     \b
     Example:
-      offsetstore acls apply --principal User:job -t payments -g billing
+      offsetstore acls apply --principal User:job -t payments -g billing \\
           -b localhost:9092 --broker-config admin.properties --execute
     """  # noqa: D301 - as above
     needed = _needed(**job)

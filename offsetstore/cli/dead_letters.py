@@ -302,7 +302,7 @@ def replay_letters(
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore dead-letters replay -g billing --constraint positive
+      offsetstore dead-letters replay -g billing --constraint positive \\
           --reason "the limit was wrong, ticket 17" --execute
     """  # noqa: D301 - as above
     if wait and decide.how["dry_run"]:
@@ -364,7 +364,7 @@ def discard_letters(*, group: str, which: Which, limit: int, erase: bool, decide
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore dead-letters discard -g billing payments:0:17 --erase
+      offsetstore dead-letters discard -g billing payments:0:17 --erase \\
           --reason "asked for by the customer, ticket 18" --execute
     """  # noqa: D301 - as above
     decide(_DECIDED, lambda store: store.discard(group, which, erase=erase, limit=limit, **decide.how))
@@ -438,7 +438,7 @@ def prune_letters(
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore dead-letters prune -g billing --older-than 90d
+      offsetstore dead-letters prune -g billing --older-than 90d \\
           --reason "retention" --execute
     """  # noqa: D301 - as above
     decide(

@@ -135,7 +135,7 @@ def copy_group(*, group: str, new: str, decide: Decide) -> None:
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore groups copy -g billing --to billing-v2
+      offsetstore groups copy -g billing --to billing-v2 \\
           --reason "the new version runs beside the old one" --execute
     """  # noqa: D301 - as above
     decide(_NEW_NAME, lambda store: store.copy_group(group, new, **decide.how))
@@ -161,7 +161,7 @@ def rename_group(*, group: str, new: str, decide: Decide) -> None:
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore groups rename -g billing --to invoicing
+      offsetstore groups rename -g billing --to invoicing \\
           --reason "the team's new name, ticket 17" --execute
     """  # noqa: D301 - as above
     decide(_NEW_NAME, lambda store: store.rename_group(group, new, takeover=decide.takeover, **decide.how))
@@ -206,7 +206,7 @@ def delete_group(*, group: str, topics: tuple[str, ...], discard_letters: bool, 
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore groups delete -g billing --reason "ticket 17" --execute
-      offsetstore groups delete -g billing --topic refunds
+      offsetstore groups delete -g billing --topic refunds \\
           --reason "read by another job now" --execute
     """  # noqa: D301 - as above
     takeover = decide.takeover

@@ -154,7 +154,7 @@ def reset(
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore reset -g billing -t payments:0,2 --to-earliest
+      offsetstore reset -g billing -t payments:0,2 --to-earliest \\
           -b localhost:9092 --reason "wrong rates, ticket 17" --execute
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     if decide.how["if_plan"] is not None and decide.format_ == "csv":
@@ -344,7 +344,7 @@ def set_metadata(
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore metadata set -g billing payments 0 '{"checked": true}'
+      offsetstore metadata set -g billing payments 0 '{"checked": true}' \\
           --reason "ticket 17"
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     if (value is None) is not clear or (clear and text):

@@ -113,7 +113,7 @@ def retry_rows(*, group: str, which: dict[str, Any], decide: Decide) -> None:
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore outbox retry -g billing --topic payment-events
+      offsetstore outbox retry -g billing --topic payment-events \\
           --reason "the topic was created, ticket 17" --execute
     """  # noqa: D301 - as above
     decide(_DECIDED, lambda store: store.retry_refused(group, **which, **decide.how))
@@ -135,7 +135,7 @@ def discard_rows(*, group: str, which: dict[str, Any], decide: Decide) -> None:
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore outbox discard -g billing 17 --reason "a test, ticket 18" --execute
+      offsetstore outbox discard -g billing 17 --reason "ticket 18" --execute
     """  # noqa: D301 - as above
     decide(_DECIDED, lambda store: store.discard_refused(group, **which, **decide.how))
 
@@ -158,6 +158,7 @@ def set_rows_aside(*, group: str, which: dict[str, Any], decide: Decide) -> None
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore outbox set-aside -g billing 17 --reason "it blocks, ticket 19" --execute
+      offsetstore outbox set-aside -g billing 17 --execute \\
+          --reason "it blocks, ticket 19"
     """  # noqa: D301 - as above
     decide(_DECIDED, lambda store: store.set_aside(group, **which, **decide.how))

@@ -218,8 +218,9 @@ _SUMMARIES = {
 
 
 def describe() -> str:
-    """Return the table of exit codes, for ``--help``."""
-    return "\n".join(f"  {code.value:>3}  {_SUMMARIES[code.value]}" for code in ExitCode)
+    """Return the table of exit codes, for ``--help`` in 80 columns."""
+    lines = (wrapped(f"  {code.value:>3}  {_SUMMARIES[code.value]}", 78, indent=" " * 7) for code in ExitCode)
+    return "\n".join(line for of_code in lines for line in of_code)
 
 
 def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoReturn:
