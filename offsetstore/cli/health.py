@@ -33,10 +33,10 @@ from offsetstore.text import command, counted, short
 _BY_TOPIC: Final = ("group", "state", "topic", "?#partitions", "#lag", "#behind", "?#headroom")
 _BY_PARTITION: Final = ("group", "partition", "?#stored", "?#end", "#lag", "#behind", "?#headroom")
 _LAG_KEYS: Final = (
-    "groups[group live=is_live paused=owner.is_paused lag behind_seconds=lag_seconds "
+    "group state live=is_live paused=pause lag behind_seconds=lag_seconds "
     "topics[topic=@ lag behind_seconds=lag_seconds behind_is_bound=is_bound headroom beyond_end without_offset "
     "error partitions[partition=@.partition stored=stored.next_offset beginning=log.beginning end=log.end lag "
-    "behind_seconds=lag_seconds behind_is_bound=is_bound headroom beyond_end suspect=is_suspect]]]"
+    "behind_seconds=lag_seconds behind_is_bound=is_bound headroom beyond_end suspect=is_suspect]]"
 )
 
 
@@ -93,7 +93,9 @@ def lag(
 
     \b
     Keys of --format json; with --watch, each look is one line:
-      groups[]  group, live, paused, lag, behind_seconds,
+      groups[]  group, state (live, paused, stalled, silent, ended, failed or
+                fenced), live, paused (at, until, reason; or null), lag,
+                behind_seconds,
                 topics[]  topic, lag, behind_seconds, behind_is_bound,
                           headroom, beyond_end, without_offset (partitions),
                           error,
@@ -125,7 +127,7 @@ def lag(
             fail_unknown(store, group)
         if watch is not None:
             _watch_lag(found, look, watch, ask, by_partition=partitions)
-    ask.show(document(found, _LAG_KEYS), *_lag_text(found, by_partition=partitions))
+    ask.show(_lag_document(found), *_lag_text(found, by_partition=partitions))
     # After the answer: what is stored is shown all the same.
     if found.broker_error is not None:
         raise found.broker_error
@@ -133,12 +135,16 @@ def lag(
         raise click.exceptions.Exit(ExitCode.NO)
 
 
+def _lag_document(found: Lag) -> dict[str, object]:
+    return {"groups": [document(group, _LAG_KEYS, state=state_of(group)) for group in found.groups.values()]}
+
+
 def _watch_lag(found: Lag, look: Callable[[], Lag], seconds: float, ask: AskOptions, *, by_partition: bool) -> NoReturn:
     while True:
         if sys.stdout.isatty():
             click.clear()
         if ask.as_json:
-            print_json(document(found, _LAG_KEYS), in_one_line=True)
+            print_json(_lag_document(found), in_one_line=True)
         else:
             print_text(*_lag_text(found, by_partition=by_partition), wide=ask.wide)
         # Printed, not raised: Kafka may answer the next look.

@@ -45,7 +45,7 @@ WHERE id > :after AND (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS te
 """
 COUNT_REFUSED: Final = f"SELECT count(*) AS rows {_REFUSED}"
 LOCK_REFUSED: Final = f"{REFUSED}FOR UPDATE"
-WAITING: Final = f"SELECT id, topic, 'waits' AS error, created_at, NULL AS refused_at {_WAITING}{_THESE}"
+WAITING: Final = f"SELECT id, topic, 'waiting' AS error, created_at, NULL AS refused_at {_WAITING}{_THESE}"
 COUNT_WAITING: Final = f"SELECT count(*) AS rows {_WAITING}"
 LOCK_WAITING: Final = f"{WAITING}FOR UPDATE"
 # A relay changes this row for each batch, and then checks that all rows of the batch are still there. So a row is
