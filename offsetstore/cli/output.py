@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from offsetstore.offset_store import OffsetStore
 
 _WORD: Final = re.compile(r"[^\s\[\]]+\[?|\]")
+_LABEL: Final = re.compile(r"Error: |(?: {2}[a-z][a-z ]*:)? +")
 _KEY: Final = "@"  # in the keys of a document: the key of a mapping
 _IS_DONE: ContextVar[bool] = ContextVar("is_done", default=False)
 
@@ -194,8 +195,17 @@ def print_text(*parts: str | Table, wide: bool = False) -> None:
 
 def print_error(what: str, details: Mapping[str, str]) -> None:
     """Print to stderr what happened, and each detail on a line of its own, under which a terminal wraps it."""
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-    click.echo(error_text(what, details, width=width), err=True)
+    text = error_text(what, details)
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(part for line in text.split("\n") for part in wrapped(line, width, indent=_margin(line)))
+    click.echo(text, err=True)
+
+
+def _margin(line: str) -> str:
+    """The spaces before a text that goes on below its label."""
+    found = _LABEL.match(line)
+    return " " * (found.end() if found else 0)
 
 
 _SUMMARIES = {

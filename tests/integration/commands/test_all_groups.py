@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from offsetstore import LetterError, OffsetRange, OffsetStore, TopicPartition
+from offsetstore.cli import options
 from offsetstore.cli.commands import cli
 from offsetstore.errors import OffsetGap
 from offsetstore.operations import outbox, people, stored_letters
+from offsetstore.postgres.grants import grant_dashboard
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.protocol.letters import NewLetter
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.testing import StaticBroker
 from tests.integration.commands.conftest import Run
 from tests.integration.conftest import Query
+from tests.integration.dashboard.conftest import role_with
 from tests.support.plans import executed_plan
 from tests.support.terminal import terminal
 
@@ -220,6 +224,21 @@ def test_each_read_of_all_groups_is_by_an_index_and_bounded(store: OffsetStore, 
             (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] for node in scans
         )
         assert rows <= most, (table, rows)
+
+
+def test_a_role_that_only_reads_lists_all_groups(
+    run: Run, offsetstore_database: str, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = [("runs",), ("errors",), ("status",), ("dead-letters", "list"), ("outbox", "list")]
+    lists += [("dead-letters", "list", "--by", "error"), ("dead-letters", "list", "--cause", "refused")]
+    expected = [run.lines(*arguments)[0] for arguments in lists]
+    with role_with(grant_dashboard, offsetstore_database, query) as url, OffsetStore.connect(url) as reader:
+
+        def open_store(*_: Any, **__: Any) -> nullcontext[OffsetStore]:
+            return nullcontext(reader)
+
+        monkeypatch.setattr(options, "open_store", open_store)
+        assert [run.lines(*arguments)[0] for arguments in lists] == expected
 
 
 LISTS = (

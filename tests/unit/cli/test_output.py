@@ -82,9 +82,9 @@ def test_at_a_terminal_an_error_is_wrapped_under_its_label_and_brackets_are_no_m
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with terminal(monkeypatch) as screen:
-        print_error("no", {"found": "word " * 30, "next step": "Go."})
+        print_error("no", {"found": "word " * 30 + "a-topic-of-a-long-name" * 4, "next step": "Go."})
     lines = [line.rstrip() for line in screen.lines]
-    assert max(len(line) for line in lines) <= 80
+    assert [line.strip() for line in lines if len(line) > 80] == ["a-topic-of-a-long-name" * 4], "no word is broken"
     assert (lines[0], lines[-1]) == ("Error: no", "  next step: Go.")
     assert lines[1].startswith("  found:     word word")
     assert lines[2].startswith("             word word")
