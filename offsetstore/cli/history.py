@@ -142,9 +142,15 @@ def errors(
             return
         of_all, is_cut = look(since, limit or _ERRORS)
     values, groups = [one.error for one in of_all], [one.group for one in of_all]
-    note = f"Only the newest {_LOOKED_AT:,} errors of all groups were looked at: name a group for older ones."
+    notes: list[str] = []
+    if is_cut:
+        notes.append(
+            f"Only the newest {_LOOKED_AT:,} errors of all groups were looked at: name a group for older ones."
+        )
+    elif limit is None and len(of_all) == _ERRORS:
+        notes.append(f"These are the last {_ERRORS}: --limit shows more.")
     made = {"group": None, "errors": documents(values, _ERROR_KEYS, groups)}
-    ask.show(made, Table.of(_ERROR_COLUMNS, values, groups), *([note] if is_cut else []))
+    ask.show(made, Table.of(_ERROR_COLUMNS, values, groups), *notes)
 
 
 _RUN_COLUMNS: Final = ("started", "until", "state", "?phase", "?#batch", "#rows", "?#epoch", "owner")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,11 +112,41 @@ def test_errors_without_a_group_are_the_newest_of_all(run: Run, monkeypatch: pyt
     assert run.json("errors", "-g", LONG)["errors"] == [last]
     assert run.json("errors", "--source", "job")["errors"] == []
     assert run.json("errors", "--since", "2100-01-01T00:00Z")["errors"] == []
-    assert "0 errors" not in run.lines("errors")[-1]
+    assert len(run.lines("errors")) == 1 + len(GROUPS)
     monkeypatch.setattr("offsetstore.cli.history._LOOKED_AT", 2)
     assert "newest 2 errors of all groups were looked at" in run.lines("errors")[-1]
     assert len(run.lines("errors", "--since", "2100-01-01T00:00Z")) == 1, "older ones would not be shown either"
     assert len(run.lines("errors", "-n", "1")) == 2, "there are as many as were asked for"
+    monkeypatch.setattr("offsetstore.cli.history._ERRORS", 2)
+    assert run.lines("errors")[-1] == "These are the last 2: --limit shows more."
+
+
+def test_errors_of_all_groups_are_followed_and_each_is_told_once(
+    run: Run, store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        if turns:
+            raise KeyboardInterrupt
+        turns.append(seconds)
+        # The same error in another group is another line.
+        query(
+            "INSERT INTO job_errors (consumer_group, epoch, source, error_class, times, at) "
+            f"SELECT g, 3, 'job', 'KeyError', 1, now() FROM (VALUES ('audit'), ('{LONG}')) AS groups (g)"
+        )
+
+    monkeypatch.setattr(people, "time", SimpleNamespace(sleep=sleep))
+    done = run("errors", "--follow", "-n", "1", "--format", "json")
+    assert (done.exit_code, done.stderr) == (130, "Interrupted.\n")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(one["group"], one["error_class"]) for one in found] == [
+        (LONG, "OffsetGap"),
+        ("audit", "KeyError"),
+        (LONG, "KeyError"),
+    ]
+    turns.clear()
+    assert run("errors", "--follow", "-n", "1").stdout.splitlines()[0].split("  ")[0] == LONG
 
 
 def test_the_letters_of_all_groups_are_one_list_and_a_page_ends_between_any_two(run: Run, store: OffsetStore) -> None:
