@@ -90,7 +90,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest commands with names like an unknown one; click knows none that is not imported."""
         if args[0] not in COMMANDS and not ctx.resilient_parsing and (near := get_close_matches(args[0], COMMANDS)):
-            ctx.fail(f"No such command {args[0]!r}. {did_you_mean(map(repr, near))}".rstrip())
+            ctx.fail(f"No such command {args[0]!r}. {did_you_mean(near)}".rstrip())
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above

@@ -28,8 +28,8 @@ def claim(store: OffsetStore, broker: StaticBroker, query: Query) -> Claim:
 @pytest.mark.behaviour("DX-1")
 def test_a_similar_name_is_suggested_for_one_that_does_not_exist(run: Run) -> None:
     for arguments, code, near in (
-        (("statuss",), 2, "'status'"),
-        (("dead-letter", "list"), 2, "'dead-letters'"),
+        (("statuss",), 2, "status"),
+        (("dead-letter", "list"), 2, "dead-letters"),
         (("dead-letters", "lst"), 2, "'list'"),
         (("outbox", "setaside"), 2, "'set-aside'"),
         (("status", "--fromat", "json"), 2, "'--format'"),
