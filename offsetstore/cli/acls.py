@@ -8,7 +8,8 @@ from typing import Any, Final, Literal
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Table, document, even_unread, print_json, print_text
+from offsetstore.cli.output import document, even_unread, print_json, print_text
+from offsetstore.cli.tables import Table
 from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.kafka.acls import Acl, job_acls, operator_acls, relay_acls
 from offsetstore.protocol.outbox import ANCHOR
@@ -127,7 +128,7 @@ def check(*, kafka: options.Kafka, format_: str, **job: Any) -> None:
 
     \b
     Example:
-      offsetstore acls check --principal User:job -t payments -g billing
+      offsetstore acls check --principal User:job -t payments -g billing \\
           -b localhost:9092 --broker-config job.properties
     """  # noqa: D301 - as above
     needed = _needed(**job)
@@ -172,7 +173,7 @@ def apply(*, kafka: options.Kafka, execute: bool, format_: str, **job: Any) -> N
 
     \b
     Example:
-      offsetstore acls apply --principal User:job -t payments -g billing
+      offsetstore acls apply --principal User:job -t payments -g billing \\
           -b localhost:9092 --broker-config admin.properties --execute
     """  # noqa: D301 - as above
     needed = _needed(**job)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import click
 
 from offsetstore.cli.options import DatabaseOptions, database_options, format_option, gathered, reason_option, together
-from offsetstore.cli.output import Table, document, even_unread, fail, print_json, print_text
+from offsetstore.cli.output import document, even_unread, fail, print_json, print_text
+from offsetstore.cli.tables import Table
 from offsetstore.errors import PlanChanged, step_for
 from offsetstore.offset_store import OffsetStore
+from offsetstore.operations import people
 from offsetstore.operations.operation import Decided, Plan
 from offsetstore.operations.wording import in_words
 
@@ -22,9 +25,10 @@ _P = TypeVar("_P", bound=Plan)
 
 @dataclass(frozen=True, slots=True)
 class AskOptions(DatabaseOptions):
-    """The values of `ask_options`."""
+    """The values of `ask_options`, or of `table_options`."""
 
     format_: str
+    wide: bool = field(default=False, kw_only=True)
 
     @property
     def as_json(self) -> bool:
@@ -35,17 +39,48 @@ class AskOptions(DatabaseOptions):
         if self.as_json:
             print_json(made)
         else:
-            print_text(*text)
+            print_text(*text, wide=self.wide)
 
 
-ask_options = together(
-    database_options,
-    format_option(),
-    gathered(
-        "ask", lambda given: AskOptions((database := given.pop("database")).url, database.schema, given.pop("format_"))
-    ),
-)
+def _gather(given: dict[str, Any]) -> AskOptions:
+    database: DatabaseOptions = given.pop("database")
+    return AskOptions(database.url, database.schema, given.pop("format_"), wide=given.pop("wide", False))
+
+
+ask_options = together(database_options, format_option(), gathered("ask", _gather))
 """``--url``, ``--schema`` and ``--format``, as the argument ``ask``."""
+
+table_options = together(
+    click.option("--wide", is_flag=True, help="At a terminal, too: all columns, with times instead of ages."),
+    ask_options,
+)
+"""The same and ``--wide``, for a command that prints a table."""
+
+
+class GroupPage(NamedTuple):
+    """A part of the list of all groups, by name. ``next`` is where the next part begins, ``None`` if there is none."""
+
+    names: list[str]
+    next: str | None
+
+    @property
+    def notes(self) -> list[str]:
+        return [] if self.next is None else [f"There are more groups: --after {shlex.quote(self.next)}"]
+
+
+def page_of_groups(store: OffsetStore, after: str | None, limit: int = 100) -> GroupPage:
+    """Read a part of the list of groups that were ever claimed."""
+    found = people.ask(store.database, lambda session: people.read_names(session, after=after, limit=limit + 1))
+    return GroupPage(found[:limit], found[limit - 1] if len(found) > limit else None)
+
+
+def expect_no_group(group: str | None, **others: object) -> None:
+    """Refuse options that are for all groups alone.
+
+    :raises UsageError: a group is named, and one of them.
+    """
+    if group is not None and (given := [name for name, value in others.items() if value is not None]):
+        raise click.UsageError(f"--{given[0]} is for a list of all groups: leave out --group.")
 
 
 class How(TypedDict):

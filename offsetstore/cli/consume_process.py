@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+import click
+
 from offsetstore.cli.output import print_error
 from offsetstore.errors import (
     ConfigurationError,
@@ -44,7 +46,7 @@ from offsetstore.protocol.events import BatchEnded, Event
 from offsetstore.protocol.runs import JobError
 from offsetstore.runtime.background import Background
 from offsetstore.runtime.functions import TermSignal, call, tells_of_outage
-from offsetstore.text import describe_error, describe_other, did_you_mean, error_text, place_of, print_trace
+from offsetstore.text import counted, describe_error, describe_other, did_you_mean, error_text, place_of, print_trace
 
 if TYPE_CHECKING:
     from offsetstore.consumer import Consumer
@@ -334,6 +336,20 @@ def end_after(error: OffsetStoreError, *, has_joined: bool = False) -> End:
     return End(code, "harms" if code in FINAL else "repeats" if is_lasting(error) else "helps")
 
 
+class FirstRows:
+    """Says once, at a terminal, that the process has written rows: else one that works says nothing."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._has_said = not sys.stderr.isatty()
+
+    def on(self, event: Event) -> None:
+        if not self._has_said and isinstance(event, BatchEnded) and event.outcome == "written":
+            self._has_said = True
+            rows = counted(sum(event.rows.values()), "row")
+            click.echo(f"offsetstore: process {self._number}: batch {event.batch}: {rows}", err=True)
+
+
 class ConsumerProcess:
     """The process, from its start to its end."""
 
@@ -353,7 +369,8 @@ class ConsumerProcess:
         prepare(consumer, self._told)
         Reporter(self._connection, consumer, has_metrics=self._told.has_metrics)
         consumer.watch = self._watched
-        consumer.store.observers = consumer.store.observers.with_one(self._watched)
+        for observer in (self._watched, FirstRows(self._told.number)):
+            consumer.store.observers = consumer.store.observers.with_one(observer)
         self._consumer = consumer
         with consumer.store:
             try:

@@ -11,22 +11,29 @@ from typing import Any, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
-from offsetstore.cli.output import Table, cell, document, print_text
+from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options, table_options
+from offsetstore.cli.output import document, documents, echo, mistyped, print_json, print_text
+from offsetstore.cli.tables import Table, stamp
 from offsetstore.errors import ExitCode, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
+from offsetstore.operations import people
 from offsetstore.operations.letters import MOST, LettersDecided, Which
-from offsetstore.operations.stored_letters import LetterFilter
+from offsetstore.operations.stored_letters import (
+    LetterCursor,
+    LetterFilter,
+    list_letter_errors_of_all,
+    list_letters_of_all,
+)
 from offsetstore.protocol.letters import CAUSES, FINAL, OPEN, STATES, Letter, LetterKey, LetterState, Payload
-from offsetstore.text import counted
+from offsetstore.text import counted, visible
 
 _LETTERS: Final = (
-    "at=created_at, letter=key, state, cause, error=error.error_class, sqlstate=error.sqlstate, "
-    "constraint=error.constraint, #attempts, #times"
+    "at=created_at, letter=key, state, ?cause, error=error.error_class, ?sqlstate=error.sqlstate, "
+    "constraint=error.constraint, ?#attempts, ?#times"
 )
 _ERRORS: Final = (
-    "#letters=count, cause, error=error_class, sqlstate, table, constraint, column, first=first_at, last=last_at, "
+    "#letters=count, cause, error=error_class, ?sqlstate, ?table, constraint, ?column, ?first=first_at, last=last_at, "
     "example"
 )
 _PLACE: Final = "*topic_partition offset topic_id"
@@ -40,12 +47,12 @@ _CONTENTS: Final = (
     "timestamp_type=payload.timestamp_type"
 )
 _ERROR: Final = (
-    "group errors=.[letters=count cause error_class sqlstate table constraint column first=first_at last=last_at "
-    f"example[{_PLACE}]]"
+    f"letters=count cause error_class sqlstate table constraint column first=first_at last=last_at example[{_PLACE}]"
 )
 _DECIDED: Final = f"group reason executed plan=digest more without_payload overtaken letters[{_PLACE}]"
 _FILTERS: Final = ("topic", "partition", "cause", "error_class", "sqlstate", "table", "constraint", "column")
 _EXPORTED: Final = 1_000  # letters read at a time
+_LOOKED_AT: Final = 1_000  # the newest letters of all groups, of which a filter or --by error chooses
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMESTAMP_TYPES: Final = {0: "CreateTime", 1: "LogAppendTime"}
 # The record's rows are in the results, or a job has read the record again since: --wait has nothing to report.
@@ -142,7 +149,7 @@ def dead_letters() -> None:
 
 
 @dead_letters.command("list")
-@options.group_option
+@options.any_group_option
 @_states_option
 @_filter_options
 @click.option("--by", type=click.Choice(["letter", "error"]), default="letter", help="Each letter, or each error.")
@@ -150,10 +157,10 @@ def dead_letters() -> None:
 @click.option(
     "--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Letters per page."
 )
-@ask_options
+@table_options
 def list_letters(
     *,
-    group: str,
+    group: str | None,
     states: list[LetterState] | None,
     by: str,
     after: str | None,
@@ -163,38 +170,64 @@ def list_letters(
 ) -> None:
     """List dead letters, the newest first, or their errors with --by error.
 
-    Keys, values, headers and error texts are not read; `show` and `export` do that. Exit code 1 if the store does not
-    know the group.
+    Keys, values, headers and error texts are not read; `show` and `export` do that. Without --group, a page looks at no
+    more than the next 1,000 letters of all groups if there is a filter, and --by error at the newest 1,000. Exit code 1
+    if the store does not know the group.
 
     \b
     Keys of --format json:
-      group
+      group      null for all groups; then each letter has its group, too
       next       for --after; null if this is the last page
       letters[]  at, topic, partition, offset, topic_id, state, cause,
                  error_class, sqlstate, table, constraint, column, attempts,
                  times, payload, forced, sequence, trace_id, decided_at, actor,
                  reason
     with --by error:
-      group
+      group      as above
       errors[]   letters (how many), cause, error_class, sqlstate, table,
                  constraint, column, first, last, example (topic, partition,
                  offset, topic_id)
 
     \b
-    Example, with OFFSETSTORE_URL set:
+    Examples, with OFFSETSTORE_URL set:
+      offsetstore dead-letters list
       offsetstore dead-letters list -g billing --by error
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     if by == "error" and (after or any(value is not None for name, value in chosen.items() if name != "topic")):
         raise click.UsageError("--by error goes with --state, --topic and --limit alone.")
+    which = LetterFilter(tuple(states or ()), **chosen)
+    groups: list[str] | None = None
+    notes: list[str] = []
     with ask.about(group) as store:
         if by == "error":
-            errors = store.letter_errors(group, state=states, topic=chosen["topic"], limit=limit)
-            ask.show(document(errors, _ERROR, group=group), Table.of(_ERRORS, errors))
+            if group is not None:
+                errors = store.letter_errors(group, state=states, topic=chosen["topic"], limit=limit)
+            else:
+                of_all = people.ask(
+                    store.database,
+                    lambda session: list_letter_errors_of_all(session, which, limit=limit, within=_LOOKED_AT),
+                )
+                errors, groups = [error for _, error in of_all], [name for name, _ in of_all]
+            made = {"group": group, "errors": documents(errors, _ERROR, groups)}
+            ask.show(made, Table.of(_ERRORS, errors, groups))
             return
-        page = store.letters(group, state=states, after=after, limit=limit, **chosen)
-    more = [] if page.next is None else [f"There are more: --after {page.next}"]
-    made = {"group": group, "next": page.next, "letters": [document(letter, _LETTER) for letter in page.letters]}
-    ask.show(made, Table.of(_LETTERS, page.letters), *more)
+        if group is not None:
+            page = store.letters(group, state=states, after=after, limit=limit, **chosen)
+            letters, following = page.letters, page.next
+            if not letters:
+                notes += mistyped("dead letters", which.topic, {tp.topic for tp in store.offsets(group)})
+        else:
+            cursor = None if after is None else LetterCursor.parse(after)
+            within = limit + 1 if which == LetterFilter(which.states) else max(limit + 1, _LOOKED_AT)
+            found, end = people.ask(
+                store.database,
+                lambda session: list_letters_of_all(session, which, after=cursor, limit=limit, within=within),
+            )
+            letters, groups = [letter for _, letter in found], [name for name, _ in found]
+            following = None if end is None else str(end)
+    notes += [] if following is None else [f"There are more: --after {following}"]
+    made = {"group": group, "next": following, "letters": documents(letters, _LETTER, groups)}
+    ask.show(made, Table.of(_LETTERS, letters, groups), *notes)
 
 
 @dead_letters.command("show")
@@ -219,7 +252,12 @@ def show_letter(*, group: str, letter: LetterKey, topic_id: str | None, ask: Ask
     """  # noqa: D301 - as above
     with ask.open() as store:
         found = store.letter(group, letter.topic_partition, letter.offset, topic_id)
-    ask.show(_with_contents(found, _readable), *_lines(found))
+    if ask.as_json:
+        print_json(_with_contents(found, _readable))
+        return
+    # Never wrapped: a record's value is copied as it is.
+    for line in _lines(found):
+        echo(visible(line))
 
 
 @dead_letters.command("replay")
@@ -264,7 +302,7 @@ def replay_letters(
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore dead-letters replay -g billing --constraint positive
+      offsetstore dead-letters replay -g billing --constraint positive \\
           --reason "the limit was wrong, ticket 17" --execute
     """  # noqa: D301 - as above
     if wait and decide.how["dry_run"]:
@@ -326,7 +364,7 @@ def discard_letters(*, group: str, which: Which, limit: int, erase: bool, decide
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore dead-letters discard -g billing payments:0:17 --erase
+      offsetstore dead-letters discard -g billing payments:0:17 --erase \\
           --reason "asked for by the customer, ticket 18" --execute
     """  # noqa: D301 - as above
     decide(_DECIDED, lambda store: store.discard(group, which, erase=erase, limit=limit, **decide.how))
@@ -400,7 +438,7 @@ def prune_letters(
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore dead-letters prune -g billing --older-than 90d
+      offsetstore dead-letters prune -g billing --older-than 90d \\
           --reason "retention" --execute
     """  # noqa: D301 - as above
     decide(
@@ -452,10 +490,10 @@ def _lines(letter: Letter) -> Iterator[str]:
     of_topic = f" of topic {letter.topic_id}" if letter.topic_id else ""
     yield f"{letter.key}{of_topic}: {letter.state}, {letter.cause}"
     attempts = f"{counted(letter.attempts, 'attempt')}, {counted(letter.times, 'time')} a letter"
-    yield f"Since:      {cell(letter.created_at)}, {attempts}"
+    yield f"Since:      {stamp(letter.created_at)}, {attempts}"
     if letter.decided_at is not None:
         forced = ", forced" if letter.forced else ""
-        yield f"Decided:    {cell(letter.decided_at)} by {letter.actor}{forced}: {letter.reason}"
+        yield f"Decided:    {stamp(letter.decided_at)} by {letter.actor}{forced}: {letter.reason}"
     yield f"Error:      {error.error_class}{f' ({place})' if place else ''}"
     yield from (f"            {line}" for line in error.text.splitlines())
     if letter.trace_id is not None:

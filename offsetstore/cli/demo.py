@@ -10,7 +10,8 @@ from typing import Final, NoReturn
 
 import click
 
-from offsetstore.cli.output import Table, print_text
+from offsetstore.cli.output import print_text
+from offsetstore.cli.tables import Table
 from offsetstore.demo.flights import ALL
 from offsetstore.demo.kills import JOBS
 from offsetstore.demo.report import summary, write_report

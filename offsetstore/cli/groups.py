@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
-from offsetstore.cli.output import Table, document, fail_unknown
+from offsetstore.cli.asking import (
+    AskOptions,
+    Decide,
+    decide_options,
+    expect_no_group,
+    page_of_groups,
+    table_options,
+)
+from offsetstore.cli.output import document, fail_unknown
+from offsetstore.cli.tables import Table
 from offsetstore.errors import BrokerError
 from offsetstore.offsets import TopicPartition
+from offsetstore.operations import people
 from offsetstore.operations.group_state import GroupState, MemberState, PartitionState
-from offsetstore.operations.group_status import in_words, notes, relay_in_words
+from offsetstore.operations.group_status import (
+    GroupStatus,
+    behind,
+    in_words,
+    notes,
+    relay_in_words,
+    state_of,
+    state_of_owner,
+)
+from offsetstore.operations.people import ListedGroup
 from offsetstore.protocol.database import TAKING
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.text import command, counted, numbered, short
 
-_LIST_COLUMNS: Final = ("group", "state", "#epoch", "#partitions", "#changed", "#letters", "topics")
+_LIST_COLUMNS: Final = ("group", "state", "?#epoch", "?#partitions", "#changed", "#letters", "?topics")
+_LAG_COLUMNS: Final = ("group", "state", "#lag", "#behind", *_LIST_COLUMNS[2:])
 _LIST_KEYS: Final = (
-    "groups=.[group state=owner.state epoch=owner.token.epoch owner=owner.owner claimed_at=owner.claimed_at "
+    "group state=state epoch=owner.token.epoch owner=owner.owner claimed_at=owner.claimed_at "
     "heartbeat_age_seconds=owner.alive_for paused=owner.pause partitions topics changed_seconds_ago=advanced_for "
-    "dead_letters]"
+    "dead_letters"
 )
 _NEW_NAME: Final = "group new executed plan=digest open_letters offsets[*@ stored=.]"
 _DELETED: Final = (
@@ -45,15 +64,16 @@ def groups() -> None:
 
 
 @groups.command("list")
-@ask_options
+@table_options
 def list_groups(*, ask: AskOptions) -> None:
     """List all consumer groups of the store.
 
     A group is "live" while its job sends heartbeats, "failed" if an error ended the last job, ends each soon after its
     start, or refuses that, "silent" if its heartbeats stopped without notice, "fenced" if the group was taken from it,
-    "ended" if it ended cleanly or an operator has decided something since. "changed" is the time since a stored offset
-    last changed. "epoch" is the number of the last claim or decision: `offsetstore status --help`. "letters" counts
-    open dead letters. A name that was given up, or deleted, has no partitions.
+    "ended" if it ended cleanly or an operator has decided something since, and "paused" while an operator has paused
+    it, whatever its job does. "changed" is the time since a stored offset last changed. "epoch" is the number of the
+    last claim or decision: `offsetstore status --help`. "letters" counts open dead letters. A name that was given up,
+    or deleted, has no partitions.
 
     \b
     Keys of --format json:
@@ -67,19 +87,32 @@ def list_groups(*, ask: AskOptions) -> None:
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     with ask.open() as store:
         found = store.groups()
-    rows = [
-        (
-            row.group,
-            in_words(row.owner),
-            row.owner.token.epoch,
-            row.partitions,
-            None if row.advanced_for is None else short(row.advanced_for),
-            row.dead_letters,
-            ", ".join(row.topics),
+    ask.show({"groups": [_listed(row, None) for row in found]}, _list_table(found, {}, has_lag=False))
+
+
+def _listed(row: ListedGroup, status: GroupStatus | None) -> dict[str, object]:
+    return document(row, _LIST_KEYS, state=state_of_owner(row.owner) if status is None else status.state)
+
+
+def _list_table(found: Sequence[ListedGroup], lags: Mapping[str, GroupStatus], *, has_lag: bool) -> Table:
+    rows: list[tuple[object, ...]] = []
+    for row in found:
+        status = lags.get(row.group)
+        words = in_words(row.owner, None if status is None else status.state)
+        lag = (None, None) if status is None else (status.lag, behind(status))
+        rows.append(
+            (
+                row.group,
+                words,
+                *(lag if has_lag else ()),
+                row.owner.token.epoch,
+                row.partitions,
+                None if row.advanced_for is None else short(row.advanced_for),
+                row.dead_letters,
+                ", ".join(row.topics),
+            )
         )
-        for row in found
-    ]
-    ask.show(document(found, _LIST_KEYS), Table(_LIST_COLUMNS, rows))
+    return Table(_LAG_COLUMNS if has_lag else _LIST_COLUMNS, rows)
 
 
 @groups.command("copy")
@@ -102,7 +135,7 @@ def copy_group(*, group: str, new: str, decide: Decide) -> None:
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore groups copy -g billing --to billing-v2
+      offsetstore groups copy -g billing --to billing-v2 \\
           --reason "the new version runs beside the old one" --execute
     """  # noqa: D301 - as above
     decide(_NEW_NAME, lambda store: store.copy_group(group, new, **decide.how))
@@ -128,7 +161,7 @@ def rename_group(*, group: str, new: str, decide: Decide) -> None:
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore groups rename -g billing --to invoicing
+      offsetstore groups rename -g billing --to invoicing \\
           --reason "the team's new name, ticket 17" --execute
     """  # noqa: D301 - as above
     decide(_NEW_NAME, lambda store: store.rename_group(group, new, takeover=decide.takeover, **decide.how))
@@ -173,7 +206,7 @@ def delete_group(*, group: str, topics: tuple[str, ...], discard_letters: bool, 
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore groups delete -g billing --reason "ticket 17" --execute
-      offsetstore groups delete -g billing --topic refunds
+      offsetstore groups delete -g billing --topic refunds \\
           --reason "read by another job now" --execute
     """  # noqa: D301 - as above
     takeover = decide.takeover
@@ -250,12 +283,13 @@ def resume(*, group: str, decide: Decide) -> None:
     decide(f"{_PAUSE_KEYS} ended=before", lambda store: store.resume(group, **decide.how))
 
 
-_STATUS_COLUMNS: Final = ("partition", "#stored", "#committed", "#end", "#lag", "#epoch", "#age")
-_MEMBERS: Final = ("member", "state", "#heartbeat", "#count", "partitions")
+_PAGE: Final = 100  # groups
+_STATUS_COLUMNS: Final = ("partition", "#stored", "?#committed", "#end", "#lag", "?#epoch", "#age")
+_MEMBERS: Final = ("member", "state", "?#heartbeat", "?#count", "partitions")
 _STATUS_KEYS: Final = (
-    "group owner[name=owner epoch=token.epoch claim_id=token.claim_id claimed_at heartbeat_age_seconds=alive_for "
-    "live=is_live state ending] members=of_members[member_id=member.member_id name=member.owner "
-    "joined_at=member.joined_at heartbeat_age_seconds=member.alive_for live=member.is_live partitions[*.]] "
+    "group state owner[name=owner epoch=token.epoch claim_id=token.claim_id claimed_at heartbeat_age_seconds=alive_for "
+    "live=is_live state] members=of_members[member_id=member.member_id name=member.owner "
+    "joined_at=member.joined_at heartbeat_age_seconds=member.alive_for live=member.is_live state partitions[*.]] "
     "paused=pause database dead_letters lag partitions[*@ stored=stored.next_offset "
     "committed=committed.next_offset beginning=log.beginning end=log.end lag headroom beyond_end "
     "epoch=stored.token.epoch claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested "
@@ -266,11 +300,16 @@ _STATUS_KEYS: Final = (
 
 
 @click.command()
-@options.group_option
+@options.any_group_option
 @options.broker_options(required=False, use="; without them, only the store is shown")
-@ask_options
-def status(*, group: str, kafka: options.Kafka, ask: AskOptions) -> None:
-    """Show a consumer group's owner, offsets and lag.
+@click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Without --group: groups per page (100).")
+@click.option("--after", metavar="GROUP", help="Without --group: continue after this group.")
+@table_options
+def status(*, group: str | None, kafka: options.Kafka, limit: int | None, after: str | None, ask: AskOptions) -> None:
+    """Show all groups, or one group's owner, offsets and lag.
+
+    Without --group, each group has a line, as in `offsetstore groups list`; with brokers, also its lag, and whether it
+    is "stalled": records are unread, and the job is silent or has stored nothing for 15 minutes.
 
     Each start of a job makes a claim of the group, and each claim has a higher epoch than the one before; so has a
     decision that takes the group from a job, such as a reset. A job writes only while the partition's epoch is its own.
@@ -291,15 +330,23 @@ def status(*, group: str, kafka: options.Kafka, ask: AskOptions) -> None:
     get there.
 
     \b
-    Keys of --format json:
+    Keys of --format json without --group:
+      group     null
+      next      for --after; null if this is the last page
+      groups[]  as of `offsetstore groups list`, and lag, behind_seconds (null
+                without brokers, or if unknown)
+
+    \b
+    Keys of --format json with --group:
       group
+      state         live, paused, stalled, silent, ended, failed or fenced
       owner         name, epoch, claim_id, claimed_at, heartbeat_age_seconds,
-                    live, state (live, silent, ended, failed or fenced), ending
-                    ("closed", "failed" or "fenced" once its run has recorded
-                    that)
+                    live, state of its job (live, silent, ended, failed or
+                    fenced)
       members[]     of a fleet: member_id, name, joined_at, heartbeat_age_seconds,
-                    live, partitions[] (topic, partition); its member_id is
-                    the claim_id of a partition that it has taken
+                    live, state (live or silent), partitions[] (topic,
+                    partition); its member_id is the claim_id of a partition
+                    that it has taken
       paused        at, until, reason; null if the group is not paused
       database      "home", "moved" if the tables were in another database,
                     "unknown" if that can't be told
@@ -320,9 +367,14 @@ def status(*, group: str, kafka: options.Kafka, ask: AskOptions) -> None:
                     null if none was ever started
 
     \b
-    Example, with OFFSETSTORE_URL set:
+    Examples, with OFFSETSTORE_URL set:
+      offsetstore status
       offsetstore status -g billing -b localhost:9092
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    if group is None:
+        _show_groups(kafka, ask, after, limit or _PAGE)
+        return
+    expect_no_group(group, limit=limit, after=after)
     with ask.open() as store:
         state, identity = store.group_state(group, kafka.find(), kafka_group=kafka.group), store.identity()
         if state is None:
@@ -331,12 +383,34 @@ def status(*, group: str, kafka: options.Kafka, ask: AskOptions) -> None:
     letters = {**{name: state.dead_letters.get(name, 0) for name in OPEN}, "job_replays": state.replays_letters}
     database = "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown"
     rows = [_partition_row(tp, part) for tp, part in state.partitions.items()]
-    made = document(state, _STATUS_KEYS, database=database, dead_letters=letters)
+    made = document(state, _STATUS_KEYS, state=state_of(state), database=database, dead_letters=letters)
     members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.members else []
     ask.show(made, *_head(state, identity, schema), *members, Table(_STATUS_COLUMNS, rows), *_notes(state))
     # After the answer: what is stored is shown all the same.
     if (error := _unanswered(state)) is not None:
         raise error
+
+
+def _show_groups(kafka: options.Kafka, ask: AskOptions, after: str | None, limit: int) -> None:
+    if kafka.group is not None:
+        raise click.UsageError("--kafka-group is the name of one group: give --group, too.")
+    broker = kafka.find()
+    with ask.open() as store:
+        page = page_of_groups(store, after, limit)
+        found = people.ask(store.database, lambda session: people.read_groups(session, page.names))
+        lag = None if broker is None else store.lag(page.names, broker)
+    lags = {} if lag is None else {name: GroupStatus.of(group) for name, group in lag.groups.items()}
+    made: list[dict[str, object]] = []
+    for row in found:
+        status = lags.get(row.group)
+        made.append({**_listed(row, status), **document(status, "lag behind_seconds=lag_seconds")})
+    notes = [f"{name}: {status.error}." for name, status in lags.items() if status.error is not None]
+    notes += ["0 groups: no job has claimed one yet."] if not found and after is None else page.notes
+    table = _list_table(found, lags, has_lag=broker is not None)
+    ask.show({"group": None, "next": page.next, "groups": made}, *([table] if found else []), *notes)
+    # After the answer: what is stored is shown all the same.
+    if lag is not None and lag.broker_error is not None:
+        raise lag.broker_error
 
 
 def _unanswered(state: GroupState) -> BrokerError | None:
@@ -396,7 +470,7 @@ def _member_row(state: MemberState) -> tuple[object, ...]:
     age = short(max(timedelta(0), member.alive_for))
     return (
         member.owner,
-        "live" if member.is_live else "silent",
+        state.state,
         age,
         len(state.partitions),
         numbered(state.partitions) or None,

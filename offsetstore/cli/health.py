@@ -13,20 +13,30 @@ from typing import Any, Final, NoReturn, cast
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import AskOptions, ask_options
-from offsetstore.cli.output import Table, document, fail_unknown, print_error, print_json, print_text
+from offsetstore.cli.asking import AskOptions, ask_options, table_options
+from offsetstore.cli.output import document, fail_unknown, print_error, print_json, print_text
+from offsetstore.cli.tables import Table
 from offsetstore.errors import ExitCode
-from offsetstore.operations.group_state import Lag, PartitionState, TopicState
-from offsetstore.operations.group_status import LagLimit, in_words, judge_group, judge_lag, notes, standing, state_of
+from offsetstore.operations.group_state import Lag
+from offsetstore.operations.group_status import (
+    LagLimit,
+    behind,
+    in_words,
+    judge_group,
+    judge_lag,
+    notes,
+    standing,
+    state_of,
+)
 from offsetstore.text import command, counted, short
 
-_BY_TOPIC: Final = ("group", "state", "topic", "#partitions", "#lag", "#behind", "#headroom")
-_BY_PARTITION: Final = ("group", "partition", "#stored", "#end", "#lag", "#behind", "#headroom")
+_BY_TOPIC: Final = ("group", "state", "topic", "?#partitions", "#lag", "#behind", "?#headroom")
+_BY_PARTITION: Final = ("group", "partition", "?#stored", "?#end", "#lag", "#behind", "?#headroom")
 _LAG_KEYS: Final = (
-    "groups[group live=is_live paused=owner.is_paused lag behind_seconds=lag_seconds "
+    "group state live=is_live paused=pause lag behind_seconds=lag_seconds "
     "topics[topic=@ lag behind_seconds=lag_seconds behind_is_bound=is_bound headroom beyond_end without_offset "
     "error partitions[partition=@.partition stored=stored.next_offset beginning=log.beginning end=log.end lag "
-    "behind_seconds=lag_seconds behind_is_bound=is_bound headroom beyond_end suspect=is_suspect]]]"
+    "behind_seconds=lag_seconds behind_is_bound=is_bound headroom beyond_end suspect=is_suspect]]"
 )
 
 
@@ -56,7 +66,7 @@ _LAG_KEYS: Final = (
     help="Exit with 1 if a group is further behind: 10000 records, or a duration such as 90s, 5m or 2h.",
 )
 @options.broker_options(required=True)
-@ask_options
+@table_options
 def lag(
     *,
     group: str | None,
@@ -83,7 +93,9 @@ def lag(
 
     \b
     Keys of --format json; with --watch, each look is one line:
-      groups[]  group, live, paused, lag, behind_seconds,
+      groups[]  group, state (live, paused, stalled, silent, ended, failed or
+                fenced), live, paused (at, until, reason; or null), lag,
+                behind_seconds,
                 topics[]  topic, lag, behind_seconds, behind_is_bound,
                           headroom, beyond_end, without_offset (partitions),
                           error,
@@ -115,7 +127,7 @@ def lag(
             fail_unknown(store, group)
         if watch is not None:
             _watch_lag(found, look, watch, ask, by_partition=partitions)
-    ask.show(document(found, _LAG_KEYS), *_lag_text(found, by_partition=partitions))
+    ask.show(_lag_document(found), *_lag_text(found, by_partition=partitions))
     # After the answer: what is stored is shown all the same.
     if found.broker_error is not None:
         raise found.broker_error
@@ -123,14 +135,18 @@ def lag(
         raise click.exceptions.Exit(ExitCode.NO)
 
 
+def _lag_document(found: Lag) -> dict[str, object]:
+    return {"groups": [document(group, _LAG_KEYS, state=state_of(group)) for group in found.groups.values()]}
+
+
 def _watch_lag(found: Lag, look: Callable[[], Lag], seconds: float, ask: AskOptions, *, by_partition: bool) -> NoReturn:
     while True:
         if sys.stdout.isatty():
             click.clear()
         if ask.as_json:
-            print_json(document(found, _LAG_KEYS), in_one_line=True)
+            print_json(_lag_document(found), in_one_line=True)
         else:
-            print_text(*_lag_text(found, by_partition=by_partition))
+            print_text(*_lag_text(found, by_partition=by_partition), wide=ask.wide)
         # Printed, not raised: Kafka may answer the next look.
         if found.broker_error is not None:
             print_error(str(found.broker_error), {})
@@ -160,18 +176,12 @@ def _lag_table(found: Lag, *, by_partition: bool) -> Table:
             for tp, part in state.partitions.items():
                 stored = part.stored.next_offset if part.stored else None
                 end = part.log.end if part.log else None
-                rows.append((group, tp, stored, end, part.lag, _behind(part), part.headroom))
+                rows.append((group, tp, stored, end, part.lag, behind(part), part.headroom))
             continue
         words = in_words(state.owner, state_of(state))
         for name, topic in state.topics.items():
-            rows.append((group, words, name, len(topic.partitions), topic.lag, _behind(topic), topic.headroom))
+            rows.append((group, words, name, len(topic.partitions), topic.lag, behind(topic), topic.headroom))
     return Table(_BY_PARTITION if by_partition else _BY_TOPIC, rows)
-
-
-def _behind(state: TopicState | PartitionState) -> str | None:
-    if state.lag_seconds is None:
-        return None
-    return f"{'<=' if state.is_bound else ''}{short(timedelta(seconds=state.lag_seconds))}"
 
 
 _SECONDS: Final = 10.0  # for the process's answer

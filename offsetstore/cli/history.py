@@ -9,8 +9,11 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import AskOptions, ask_options
-from offsetstore.cli.output import Table, cell, document, print_followed
+from offsetstore.cli.asking import AskOptions, expect_no_group, page_of_groups, table_options
+from offsetstore.cli.output import documents, print_followed
+from offsetstore.cli.tables import Table
+from offsetstore.operations import people
+from offsetstore.operations.people import ErrorOfGroup
 from offsetstore.protocol.database import EVENTS
 from offsetstore.protocol.runs import SOURCES, ErrorSource, Run
 
@@ -26,10 +29,10 @@ def _show(
 ) -> None:
     """Print the lines as they come, or all of them as one answer."""
     if follow:
-        print_followed(found, columns, keys, as_json=ask.as_json)
+        print_followed(((None, line) for line in found), columns, keys, as_json=ask.as_json)
         return
     lines = [*found]
-    ask.show(document(lines, f"group {of}=.[{keys}]", group=group), Table.of(columns, lines))
+    ask.show({"group": group, of: documents(lines, keys)}, Table.of(columns, lines))
 
 
 @click.command()
@@ -43,7 +46,7 @@ def _show(
     help=f"Only this event. May be repeated. One of {', '.join(EVENTS)}.",
 )
 @options.lines_options("event")
-@ask_options
+@table_options
 def history(
     *, group: str, since: datetime | None, events: tuple[str, ...], limit: int | None, follow: bool, ask: AskOptions
 ) -> None:
@@ -70,12 +73,14 @@ def history(
         _show(found, ask, group=group, of="events", columns=_COLUMNS, keys=_KEYS, follow=follow)
 
 
-_ERROR_COLUMNS: Final = "at, source, #times, #batch, error=error_class, text"
+_ERROR_COLUMNS: Final = "at, source, ?#times, ?#batch, error=error_class, text"
 _ERROR_KEYS: Final = "at epoch source error_class text sqlstate *topic_partition batch ranges times"
+_ERRORS: Final = 100  # of all groups, without --limit
+_LOOKED_AT: Final = 10_000
 
 
 @click.command()
-@options.group_option
+@options.any_group_option
 @click.option(
     "--source",
     "sources",
@@ -85,61 +90,96 @@ _ERROR_KEYS: Final = "at epoch source error_class text sqlstate *topic_partition
     help=f"Only errors from this source: one of {', '.join(SOURCES)}. May be repeated.",
 )
 @options.lines_options("error")
-@ask_options
+@table_options
 def errors(
     *,
-    group: str,
+    group: str | None,
     since: datetime | None,
     sources: tuple[ErrorSource, ...],
     limit: int | None,
     follow: bool,
     ask: AskOptions,
 ) -> None:
-    """Show the errors that a consumer group's jobs met.
+    """Show the errors that consumer groups' jobs met.
 
     Each error that ended a batch, the job, a flush or idle work, that refused a start, each that was retried, and the
     first failure to copy the offsets to Kafka; the newest is the last line. The text is that of our own errors, which
     holds no values of rows: for others look into the job's log. An error that comes again within five seconds is one
-    line. The newest thousand lines are kept.
+    line. The newest thousand lines of each group are kept. Without --group: the last 100 errors of all groups, or
+    --limit, among the newest 10,000.
 
     Exit code 1 if the store does not know the group, and 130 if --follow was interrupted.
 
     \b
     Keys of --format json; with --follow, each error is one line:
-      group
+      group     null for all groups; then each error has its group, too
       errors[]  at, epoch (of the run), source, error_class, text, sqlstate,
                 topic, partition, batch, ranges (what the batch read), times
 
     \b
-    Example, with OFFSETSTORE_URL set:
+    Examples, with OFFSETSTORE_URL set:
       offsetstore errors -g billing --source batch -n 5
+      offsetstore errors --since 2025-03-01T00:00Z
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     with ask.about(group) as store:
-        find = store.follow_errors if follow else store.errors
-        found = find(group, since=since, sources=sources, limit=limit)
-        _show(found, ask, group=group, of="errors", columns=_ERROR_COLUMNS, keys=_ERROR_KEYS, follow=follow)
+        if group is not None:
+            find = store.follow_errors if follow else store.errors
+            found = find(group, since=since, sources=sources, limit=limit)
+            _show(found, ask, group=group, of="errors", columns=_ERROR_COLUMNS, keys=_ERROR_KEYS, follow=follow)
+            return
+
+        def look(at: datetime | None, most: int = _LOOKED_AT) -> tuple[list[ErrorOfGroup], bool]:
+            return people.ask(
+                store.database,
+                lambda session: people.read_errors_of_all(
+                    session, since=at, sources=sources, limit=most, within=_LOOKED_AT
+                ),
+            )
+
+        if follow:
+            lines = people.follow(lambda at: look(at)[0], since=since, limit=limit)
+            print_followed(lines, _ERROR_COLUMNS, _ERROR_KEYS, as_json=ask.as_json)
+            return
+        of_all, is_cut = look(since, limit or _ERRORS)
+    values, groups = [one.error for one in of_all], [one.group for one in of_all]
+    notes: list[str] = []
+    if is_cut:
+        notes.append(
+            f"Only the newest {_LOOKED_AT:,} errors of all groups were looked at: name a group for older ones."
+        )
+    elif limit is None and len(of_all) == _ERRORS:
+        notes.append(f"These are the last {_ERRORS}: --limit shows more.")
+    made = {"group": None, "errors": documents(values, _ERROR_KEYS, groups)}
+    ask.show(made, Table.of(_ERROR_COLUMNS, values, groups), *notes)
 
 
-_RUN_COLUMNS: Final = ("started", "until", "state", "phase", "#batch", "#rows", "#epoch", "owner")
+_RUN_COLUMNS: Final = ("started", "until", "state", "?phase", "?#batch", "#rows", "?#epoch", "owner")
 _RUN_KEYS: Final = (
-    "group runs=.[epoch=token.epoch claim_id=token.claim_id owner topics versions state member=is_member started_at "
-    "seen_at ended_at "
-    "phase=status.phase phase_seconds=status.phase_age batch=status.batch batch_offsets=status.batch_offsets "
+    "epoch=token.epoch claim_id=token.claim_id owner topics versions state member=is_member started_at seen_at "
+    "ended_at phase=status.phase phase_seconds=status.phase_age batch=status.batch batch_offsets=status.batch_offsets "
     "last_batch_seconds=status.last_batch_age counters=status.counters memory_bytes=status.memory "
     "mirror_seconds=status.mirror_age mirror_error=status.mirror_error query_id=status.query_id "
-    "application_id=status.application_id ui_url=status.ui_url]"
+    "application_id=status.application_id ui_url=status.ui_url"
 )
 
 
 @click.command()
-@options.group_option
-@click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Only the last N runs.")
-@ask_options
-def runs(*, group: str, limit: int | None, ask: AskOptions) -> None:
-    """Show the runs of a consumer group's job, and how each ended.
+@options.any_group_option
+@click.option(
+    "--limit",
+    "-n",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Only the last N runs; without --group, of each group: by default, the last one.",
+)
+@click.option("--after", metavar="GROUP", help="Without --group: continue after this group.")
+@table_options
+def runs(*, group: str | None, limit: int | None, after: str | None, ask: AskOptions) -> None:
+    """Show the runs of consumer groups' jobs, and how each ended.
 
     A run is a claim of the group, or a process of a consumer, all of which share a claim and its epoch. It records
     itself with each heartbeat, every five seconds; the newest run is the last line. The newest thousand are kept.
+    Without --group: the last run of each group, 100 groups a page.
 
     \b
     States:
@@ -158,7 +198,8 @@ def runs(*, group: str, limit: int | None, ask: AskOptions) -> None:
 
     \b
     Keys of --format json; all times are the database's:
-      group
+      group   null for all groups; then each run has its group, too
+      next    without --group: for --after; null if this is the last page
       runs[]  epoch, claim_id, owner, topics, versions, state,
               member (whether it is a process of a consumer),
               started_at, seen_at (its last heartbeat; what follows is as of
@@ -170,22 +211,35 @@ def runs(*, group: str, limit: int | None, ask: AskOptions) -> None:
               query_id, application_id, ui_url
 
     \b
-    Example, with OFFSETSTORE_URL set:
+    Examples, with OFFSETSTORE_URL set:
+      offsetstore runs
       offsetstore runs -g billing -n 5
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with ask.about(group) as store:
-        found = store.runs(group, limit=limit)
+    expect_no_group(group, after=after)
     notes: list[str] = []
+    made: dict[str, object] = {"group": group}
+    with ask.about(group) as store:
+        if group is not None:
+            found, groups = store.runs(group, limit=limit), None
+            made["runs"] = documents(found, _RUN_KEYS)
+        else:
+            page = page_of_groups(store, after)
+            found = people.ask(
+                store.database, lambda session: people.read_runs_of_groups(session, page.names, limit=limit or 1)
+            )
+            groups = [run.group for run in found]
+            made |= {"next": page.next, "runs": documents(found, _RUN_KEYS, groups)}
+            notes += page.notes
     if any(run.state == "silent" for run in found):
         notes.append("The figures of a silent run are as of its last heartbeat.")
-    if found and (error := found[-1].status.mirror_error) is not None:
+    if group is not None and found and (error := found[-1].status.mirror_error) is not None:
         notes.append(f"The last run could not copy the offsets to Kafka: {error}")
     if not found:
         notes.append("0 runs: jobs and consumers of older releases recorded none.")
-    ask.show(document(found, _RUN_KEYS, group=group), Table(_RUN_COLUMNS, [_row(run) for run in found]), *notes)
+    ask.show(made, Table(_RUN_COLUMNS, [_row(run) for run in found]).in_groups(groups), *notes)
 
 
 def _row(run: Run) -> tuple[object, ...]:
     status, until = run.status, None if run.state == "live" else run.until
     batch, rows = status.batch, status.counters.get("rows", 0)
-    return cell(run.started_at), cell(until), run.state, status.phase, batch, rows, run.token.epoch, run.owner
+    return run.started_at, until, run.state, status.phase, batch, rows, run.token.epoch, run.owner

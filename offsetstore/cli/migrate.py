@@ -185,7 +185,7 @@ def new_id(*, decide: Decide) -> None:
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore store new-id --reason "staging, copied for a rehearsal"
+      offsetstore store new-id --reason "staging, copied for a rehearsal" \\
           --execute
     """  # noqa: D301 - as above
     decide(_KEYS, lambda opened: opened.new_id(**decide.how))

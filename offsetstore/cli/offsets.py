@@ -11,11 +11,12 @@ from typing import IO, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
-from offsetstore.cli.output import Table, echo, even_unread
+from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options, table_options
+from offsetstore.cli.output import echo, even_unread, fail, fail_unknown
+from offsetstore.cli.tables import Table
 from offsetstore.errors import ExitCode, MetadataError
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
-from offsetstore.operations.resets import Partitions, Reset, ResetTarget, ShiftBy
+from offsetstore.operations.resets import Partitions, Reset, ResetTarget, ShiftBy, unknown_partition
 from offsetstore.protocol.metadata import Metadata, from_json
 from offsetstore.text import counted, visible
 
@@ -153,7 +154,7 @@ def reset(
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore reset -g billing -t payments:0,2 --to-earliest
+      offsetstore reset -g billing -t payments:0,2 --to-earliest \\
           -b localhost:9092 --reason "wrong rates, ticket 17" --execute
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     if decide.how["if_plan"] is not None and decide.format_ == "csv":
@@ -279,7 +280,7 @@ def metadata() -> None:
 @options.group_option
 @click.argument("topic", callback=options.names)
 @click.argument("partition", type=click.IntRange(0, MAX_PARTITION), required=False)
-@ask_options
+@table_options
 def get_metadata(*, group: str, topic: str, partition: int | None, ask: AskOptions) -> None:
     """Show the metadata of a topic's partitions, or of one, as text.
 
@@ -295,12 +296,12 @@ def get_metadata(*, group: str, topic: str, partition: int | None, ask: AskOptio
       offsetstore metadata get -g billing payments 0
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     with ask.open() as store:
-        rows = store.offsets(group)
+        if not (rows := store.offsets(group)):
+            fail_unknown(store, group, "offsets of group")
     found = {tp: row for tp, row in rows.items() if tp.topic == topic and partition in {None, tp.partition}}
     if not found:
-        named = topic if partition is None else TopicPartition(topic, partition)
-        click.echo(visible(f"The store has no offset of {named} for group {group!r}."), err=True)
-        raise click.exceptions.Exit(ExitCode.NO)
+        tp = TopicPartition(topic, partition or 0)
+        fail(unknown_partition(group, rows, tp), code=ExitCode.NO)
     partitions = [
         {"partition": tp.partition, "stored": row.next_offset, "metadata": row.metadata} for tp, row in found.items()
     ]
@@ -343,7 +344,7 @@ def set_metadata(
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore metadata set -g billing payments 0 '{"checked": true}'
+      offsetstore metadata set -g billing payments 0 '{"checked": true}' \\
           --reason "ticket 17"
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     if (value is None) is not clear or (clear and text):

@@ -46,14 +46,16 @@ class DatabaseOptions:
         return open_store(self.url, self.schema, otherwise=otherwise, role=role)
 
     @contextmanager
-    def about(self, group: str, *, or_source: bool = False) -> Generator[OffsetStore]:
+    def about(self, group: str | None, *, or_source: bool = False) -> Generator[OffsetStore]:
         """Connect to the store, which must know the group.
 
+        :param group: ``None`` for all groups.
         :param or_source: whether it may be the source of an application's outbox rows.
         """
         with self.open() as store:
-            if store.owner(group) is None and not (or_source and _is_source(store, group)):
-                fail_unknown(store, group)
+            is_known = group is None or store.owner(group) is not None or (or_source and _is_source(store, group))
+            if not is_known:
+                fail_unknown(store, cast("str", group))
             yield store
 
 
@@ -241,6 +243,8 @@ def _group_option(callback: Callable[..., Any], text: str, *, required: bool) ->
 
 
 group_option = _group_option(names, "The consumer group: the job's name.", required=True)
+any_group_option = _group_option(names, "The consumer group: the job's name; by default, all groups.", required=False)
+"""``--group``, which may be left out."""
 
 
 def optional_group_option(what: str, *, instead: str) -> Callable[[_F], _F]:

@@ -7,11 +7,14 @@ from typing import Any, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import AskOptions, Decide, ask_options, decide_options
-from offsetstore.cli.output import Table, document
+from offsetstore.cli.asking import AskOptions, Decide, decide_options, table_options
+from offsetstore.cli.output import documents, mistyped
+from offsetstore.cli.tables import Table
+from offsetstore.operations import people
+from offsetstore.operations.outbox import read_refused_of_all
 from offsetstore.protocol.outbox import MOST_ROWS
 
-_ROWS: Final = "#row=id, topic, error, written=created_at, refused=refused_at"
+_ROWS: Final = "#row=id, topic, error, ?written=created_at, refused=refused_at"
 _ROW: Final = "id topic error created_at refused_at"
 _DECIDED: Final = f"group reason executed plan=digest more rows[{_ROW}]"
 
@@ -52,31 +55,40 @@ def outbox() -> None:
 
 
 @outbox.command("list")
-@options.group_option
+@options.any_group_option
 @click.option("--topic", "-t", metavar="TOPIC", help="Only of this topic.")
 @click.option("--after", type=int, default=-1, metavar="ROW", help="Continue after this row.")
 @click.option(
     "--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Rows per page."
 )
-@ask_options
-def list_rows(*, group: str, topic: str | None, after: int, limit: int, ask: AskOptions) -> None:
+@table_options
+def list_rows(*, group: str | None, topic: str | None, after: int, limit: int, ask: AskOptions) -> None:
     """List rows that Kafka refuses, with their errors, the first first. Records are not read.
 
     Exit code 1 if the store knows neither a group nor an application's source of this name.
 
     \b
     Keys of --format json:
-      group
+      group   null for all groups and sources; then each row has its group, too
       rows[]  id, topic, error, created_at, refused_at
 
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore outbox list -g billing
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    groups: list[str] | None = None
     with ask.about(group, or_source=True) as store:
-        rows = store.refused_rows(group, topic=topic, after=after, limit=limit)
-    more = [f"There may be more: --after {rows[-1].id}"] if len(rows) == limit else []
-    ask.show(document(rows, f"group rows=.[{_ROW}]", group=group), Table.of(_ROWS, rows), *more)
+        if group is not None:
+            rows = store.refused_rows(group, topic=topic, after=after, limit=limit)
+            others = [] if rows or topic is None else store.refused_rows(group, limit=limit)
+        else:
+            found = people.ask(
+                store.database, lambda session: read_refused_of_all(session, topic=topic, after=after, limit=limit)
+            )
+            rows, groups, others = [row for _, row in found], [name for name, _ in found], []
+    notes = mistyped("rows", topic, {row.topic for row in others})
+    notes += [f"There may be more: --after {rows[-1].id}"] if len(rows) == limit else []
+    ask.show({"group": group, "rows": documents(rows, _ROW, groups)}, Table.of(_ROWS, rows, groups), *notes)
 
 
 @outbox.command("retry")
@@ -101,7 +113,7 @@ def retry_rows(*, group: str, which: dict[str, Any], decide: Decide) -> None:
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore outbox retry -g billing --topic payment-events
+      offsetstore outbox retry -g billing --topic payment-events \\
           --reason "the topic was created, ticket 17" --execute
     """  # noqa: D301 - as above
     decide(_DECIDED, lambda store: store.retry_refused(group, **which, **decide.how))
@@ -123,7 +135,7 @@ def discard_rows(*, group: str, which: dict[str, Any], decide: Decide) -> None:
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore outbox discard -g billing 17 --reason "a test, ticket 18" --execute
+      offsetstore outbox discard -g billing 17 --reason "ticket 18" --execute
     """  # noqa: D301 - as above
     decide(_DECIDED, lambda store: store.discard_refused(group, **which, **decide.how))
 
@@ -146,6 +158,7 @@ def set_rows_aside(*, group: str, which: dict[str, Any], decide: Decide) -> None
 
     \b
     Example, with OFFSETSTORE_URL set:
-      offsetstore outbox set-aside -g billing 17 --reason "it blocks, ticket 19" --execute
+      offsetstore outbox set-aside -g billing 17 --execute \\
+          --reason "it blocks, ticket 19"
     """  # noqa: D301 - as above
     decide(_DECIDED, lambda store: store.set_aside(group, **which, **decide.how))

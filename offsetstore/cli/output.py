@@ -2,7 +2,7 @@
 
 Output is laid out for people at a terminal, and plain and stable everywhere else. In a pipe or a file, a table is
 aligned text that is never wrapped, with ``-`` for a missing value, so that each line has as many columns as the header.
-Names come from outside: control characters are escaped.
+Names come from outside: characters that are not drawn are escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache
@@ -26,39 +26,18 @@ from uuid import UUID
 import click
 
 from offsetstore import errors
+from offsetstore.cli.tables import Table, at, stamp, wrapped
 from offsetstore.errors import ExitCode, exit_code, step_for
 from offsetstore.offsets import OffsetRange, Suspect
-from offsetstore.text import NOTHING, describe_error, error_text, visible
+from offsetstore.text import describe_error, did_you_mean, error_text, visible
 
 if TYPE_CHECKING:
     from offsetstore.offset_store import OffsetStore
 
 _WORD: Final = re.compile(r"[^\s\[\]]+\[?|\]")
+_LABEL: Final = re.compile(r"Error: |(?: {2}[a-z][a-z ]*:)? +")
 _KEY: Final = "@"  # in the keys of a document: the key of a mapping
 _IS_DONE: ContextVar[bool] = ContextVar("is_done", default=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of values. ``#name`` is a column of numbers, which is aligned to the right and never wrapped."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[object]]
-
-    @classmethod
-    def of(cls, columns: str, values: Iterable[object]) -> Table:
-        """Make a row of each value.
-
-        :param columns: separated by commas; each shows the attribute of its name, or of ``name=path.to.its.attribute``.
-        """
-        pairs = [column.strip().partition("=") for column in columns.split(",")]
-        rows = [[cell(_at(value, path or name.removeprefix("#"))) for name, _, path in pairs] for value in values]
-        return cls([name for name, _, _ in pairs], rows)
-
-
-def cell(value: object) -> object:
-    """The value for a table: times in whole seconds."""
-    return value.isoformat(timespec="seconds") if isinstance(value, datetime) else value
 
 
 class _Key(NamedTuple):
@@ -76,6 +55,12 @@ def document(value: object, keys: str, **more: object) -> dict[str, object]:
         of an attribute of that, and ``.`` the value itself. A key of ``more`` has that value.
     """
     return _document(value, _parsed(keys), more)
+
+
+def documents(values: Iterable[object], keys: str, groups: Sequence[str] | None = None) -> list[dict[str, object]]:
+    """Make a document of each value, with its group if ``groups`` has one for each."""
+    made = [document(value, keys) for value in values]
+    return made if groups is None else [{"group": group, **one} for group, one in zip(groups, made, strict=True)]
 
 
 @cache
@@ -97,9 +82,9 @@ def _document(value: object, keys: Iterable[_Key], more: Mapping[str, object]) -
     made: dict[str, object] = {}
     for word, of, inner in keys:
         key, path = word.lstrip("*"), of.lstrip("*")
-        found = more[key] if key in more else _at(more if path in more or path.startswith(_KEY) else value, path)
+        found = more[key] if key in more else at(more if path in more or path.startswith(_KEY) else value, path)
         if word != key:
-            made |= {"topic": _at(found, "topic"), "partition": _at(found, "partition")}
+            made |= {"topic": at(found, "topic"), "partition": at(found, "partition")}
         else:
             made[key] = plain(found) if inner is None else _inner(found, inner)
     return made
@@ -137,15 +122,6 @@ def plain(value: object) -> object:
             return write(value)
     if is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return value
-
-
-def _at(value: Any, path: str) -> Any:
-    """The attribute, or the key of a mapping; ``None`` if anything on the way is ``None``."""
-    for name in () if path == "." else path.split("."):
-        if value is None:
-            return None
-        value = cast("Mapping[str, object]", value).get(name) if isinstance(value, Mapping) else getattr(value, name)
     return value
 
 
@@ -187,57 +163,49 @@ def print_json(value: object, *, in_one_line: bool = False) -> None:
     echo(json.dumps(value, indent=None if in_one_line else 2))
 
 
-def print_followed(lines: Iterable[object], columns: str, keys: str, *, as_json: bool) -> None:
-    """Print each line as it comes: its cells, or a JSON document in one line."""
-    for line in lines:
+def print_followed(lines: Iterable[tuple[str | None, object]], columns: str, keys: str, *, as_json: bool) -> None:
+    """Print each line as it comes: its cells, or a JSON document in one line.
+
+    :param lines: each with its group, ``None`` if all are of one group.
+    """
+    for group, line in lines:
+        groups = None if group is None else [group]
         if as_json:
-            print_json(document(line, keys), in_one_line=True)
+            print_json(documents([line], keys, groups)[0], in_one_line=True)
         else:
-            [row] = Table.of(columns, [line]).rows
-            print_text("  ".join(map(visible, row)))
+            [row] = Table.of(columns, [line], groups).rows
+            echo("  ".join(visible(stamp(value)) for value in row))
 
 
-def print_text(*parts: str | Table) -> None:
-    """Print sentences and tables, with ``-`` for ``None``."""
+def print_text(*parts: str | Table, wide: bool = False) -> None:
+    """Print sentences and tables, with ``-`` for ``None``.
+
+    :param wide: print whole tables at a terminal, too.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for part in parts:
-        if isinstance(part, str):
+        if isinstance(part, Table):
+            echo(part.whole() if wide or width is None else part.fitted(width))
+        # What is indented is a command or a part of a record, to be copied as it is.
+        elif width is None or part.startswith(" "):
             echo(visible(part))
-        elif sys.stdout.isatty():
-            _print_rich_table(part)
         else:
-            echo(_plain_table(part))
-
-
-def _plain_table(table: Table) -> str:
-    """The table as text, its columns two spaces apart."""
-    aligned = [str.rjust if name.startswith("#") else str.ljust for name in table.columns]
-    lines = [[name.removeprefix("#") for name in table.columns], *([*map(visible, row)] for row in table.rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(align(text, width) for align, text, width in zip(aligned, line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def _print_rich_table(table: Table) -> None:
-    from rich.console import Console  # noqa: PLC0415 - takes longer to load than a plain command to run
-    from rich.table import Table as RichTable  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    shown = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in table.columns:
-        is_number = name.startswith("#")
-        title = Text(name.removeprefix("#"))
-        shown.add_column(title, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
-    for row in table.rows:
-        shown.add_row(*(Text(text, style="dim" if text == NOTHING else "") for text in map(visible, row)))
-    Console(file=sys.stdout, highlight=False).print(shown)
+            echo("\n".join(wrapped(visible(part), width)))
 
 
 def print_error(what: str, details: Mapping[str, str]) -> None:
     """Print to stderr what happened, and each detail on a line of its own, under which a terminal wraps it."""
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-    click.echo(error_text(what, details, width=width), err=True)
+    text = error_text(what, details)
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(part for line in text.split("\n") for part in wrapped(line, width, indent=_margin(line)))
+    click.echo(text, err=True)
+
+
+def _margin(line: str) -> str:
+    """The spaces before a text that goes on below its label."""
+    found = _LABEL.match(line)
+    return " " * (found.end() if found else 0)
 
 
 _SUMMARIES = {
@@ -260,8 +228,9 @@ _SUMMARIES = {
 
 
 def describe() -> str:
-    """Return the table of exit codes, for ``--help``."""
-    return "\n".join(f"  {code.value:>3}  {_SUMMARIES[code.value]}" for code in ExitCode)
+    """Return the table of exit codes, for ``--help`` in 80 columns."""
+    lines = (wrapped(f"  {code.value:>3}  {_SUMMARIES[code.value]}", 78, indent=" " * 7) for code in ExitCode)
+    return "\n".join(line for of_code in lines for line in of_code)
 
 
 def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoReturn:
@@ -275,10 +244,21 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
     raise click.exceptions.Exit(exit_code(error) if code is None else code)
 
 
-def fail_unknown(store: OffsetStore, group: str) -> NoReturn:
-    """Say that the store does not know the group, and which it has, and exit."""
+def fail_unknown(store: OffsetStore, group: str, what: str = "group") -> NoReturn:
+    """Say what the store does not have of a group, and which groups have similar names, and exit."""
     # Imported here: to complete a command, the shell waits for this module.
     from offsetstore.operations.operation import unknown_group  # noqa: PLC0415
     from offsetstore.store.sessions import read  # noqa: PLC0415
 
-    fail(read(store.database, lambda session: unknown_group(session, group)))
+    fail(read(store.database, lambda session: unknown_group(session, group, what)))
+
+
+def mistyped(noun: str, topic: str | None, topics: Iterable[str]) -> list[str]:
+    """Return a sentence about an empty list, if its topic is not one of these but similar to some."""
+    # Imported here: see above.
+    from offsetstore.protocol.starting import similar_names  # noqa: PLC0415
+
+    near = () if topic is None else similar_names(topic, topics)
+    if not near or topic in near:
+        return []
+    return [f"No {noun} of topic {topic}. {did_you_mean(near)}".rstrip()]

@@ -11,7 +11,8 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.asking import AskOptions, ask_options
-from offsetstore.cli.output import Table, document, print_json, print_text
+from offsetstore.cli.output import document, print_json, print_text
+from offsetstore.cli.tables import Table
 from offsetstore.offset_store import resolve_starting_offsets
 from offsetstore.offsets import count_offsets
 from offsetstore.operations.group_state import lag_of

@@ -22,7 +22,7 @@ from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.letters import LetterState
 from offsetstore.protocol.outbox import OutboxState, RelayStatus
 from offsetstore.protocol.ports import BrokerOverview, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
-from offsetstore.protocol.runs import FleetMember
+from offsetstore.protocol.runs import FleetMember, RunState, run_state
 from offsetstore.runtime.functions import without_frames
 from offsetstore.text import counted
 
@@ -197,6 +197,11 @@ class MemberState:
 
     member: FleetMember
     partitions: tuple[TopicPartition, ...]
+
+    @property
+    def state(self) -> RunState:
+        """``live`` or ``silent``: one that ends leaves the fleet."""
+        return run_state(None, self.member.alive_for)
 
 
 @dataclass(frozen=True, slots=True)

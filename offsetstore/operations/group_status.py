@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
 from offsetstore.offsets import TopicPartition
-from offsetstore.operations.group_state import GroupState, PartitionState
+from offsetstore.operations.group_state import GroupState, PartitionState, TopicState
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.outbox import RelayState, RelayStatus
-from offsetstore.text import counted
+from offsetstore.text import counted, short
 
 State: TypeAlias = Literal["stalled", "failed", "silent", "fenced", "ended", "paused", "live"]
 """States that need attention come first. A run has these states too, except ``stalled`` and ``paused``."""
@@ -103,11 +103,16 @@ def state_of(group: GroupState) -> State:
     """
     owner = group.owner
     if owner.pause is not None:
-        return "paused"
+        return state_of_owner(owner)
     # A killed job stalls at once, unless nothing is unread; one that left cleanly may be a deploy (decision 0046).
     if owner.state != "failed" and ((owner.state == "silent" and group.lag != 0) or _is_behind(group)):
         return "stalled"
     return owner.state
+
+
+def state_of_owner(owner: GroupRow) -> State:
+    """Return a group's state by its row alone: without Kafka it is not known whether the group is stalled."""
+    return "paused" if owner.pause is not None else owner.state
 
 
 def in_words(owner: GroupRow, state: State | None = None) -> str:
@@ -118,6 +123,13 @@ def in_words(owner: GroupRow, state: State | None = None) -> str:
     if owner.pause is None:
         return state or owner.state
     return "paused" if owner.is_live else "paused, no job"
+
+
+def behind(state: GroupStatus | TopicState | PartitionState) -> str | None:
+    """The lag in time for a table: at most that long after ``<=``; ``None`` if it is not known."""
+    if state.lag_seconds is None:
+        return None
+    return f"{'<=' if state.is_bound else ''}{short(timedelta(seconds=state.lag_seconds))}"
 
 
 @dataclass(frozen=True, slots=True)

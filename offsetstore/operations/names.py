@@ -34,7 +34,9 @@ from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.arguments import check_new_name, check_text
 from offsetstore.protocol.database import EventName, GroupRow, HistoryEvent, NewOffset, Session
 from offsetstore.protocol.letters import OPEN, LetterState
+from offsetstore.protocol.starting import similar_names
 from offsetstore.store.sessions import end_pause
+from offsetstore.text import did_you_mean
 
 _TABLES: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures", "samples")
 """The tables that hold a group's rows. Its own row, its history, its runs and their errors stay with the name."""
@@ -291,10 +293,12 @@ class DeleteGroup(Fencing[DeletedGroup]):
         if not has:
             raise unknown_group(session, self.group, "offsets of group")
         if missing := sorted(set(self.topics) - has):
+            near = sorted({close for topic in missing for close in similar_names(topic, has)} - set(self.topics))
             raise ConfigurationError(
                 f"the group {self.group!r} has no offsets of these topics; nothing was written",
                 found=", ".join(missing),
                 expected=f"of {', '.join(sorted(has))}",
+                next_step=did_you_mean(near) + "Correct the topics." if near else None,
             )
         # Deleting the whole group is another decision, and is not taken by naming all of its topics (decision 0040).
         if has <= set(self.topics):

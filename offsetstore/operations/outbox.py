@@ -38,9 +38,14 @@ _REFUSED: Final = f"FROM {{s}}outbox_refused {_OF_GROUP}"
 _WAITING: Final = f"""FROM {{s}}outbox {_OF_GROUP}
   AND NOT id = ANY(coalesce((SELECT r.ids FROM {{s}}outbox_relays AS r WHERE r.shard = 0), '{{}}'))"""  # noqa: S608 - constants alone
 REFUSED: Final = f"SELECT id, topic, error, created_at, refused_at {_REFUSED}{_THESE}"
+# By the primary key.
+REFUSED_OF_ALL: Final = """
+SELECT id, topic, error, created_at, refused_at, consumer_group FROM {s}outbox_refused
+WHERE id > :after AND (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS text)) ORDER BY id LIMIT :limit
+"""
 COUNT_REFUSED: Final = f"SELECT count(*) AS rows {_REFUSED}"
 LOCK_REFUSED: Final = f"{REFUSED}FOR UPDATE"
-WAITING: Final = f"SELECT id, topic, 'waits' AS error, created_at, NULL AS refused_at {_WAITING}{_THESE}"
+WAITING: Final = f"SELECT id, topic, 'waiting' AS error, created_at, NULL AS refused_at {_WAITING}{_THESE}"
 COUNT_WAITING: Final = f"SELECT count(*) AS rows {_WAITING}"
 LOCK_WAITING: Final = f"{WAITING}FOR UPDATE"
 # A relay changes this row for each batch, and then checks that all rows of the batch are still there. So a row is
@@ -115,6 +120,14 @@ def read_refused(
     """Read a part of the list; see `OffsetStore.refused_rows`."""
     found = session.rows(REFUSED, group=group, ids=None, topic=topic, after=after, limit=limit)
     return [RefusedRow(*row) for row in found]
+
+
+def read_refused_of_all(
+    session: PostgresSession, *, topic: str | None, after: int, limit: int
+) -> list[tuple[str, RefusedRow]]:
+    """Do as `read_refused` does, for all groups and sources: with each row comes the name of its own."""
+    found = session.rows(REFUSED_OF_ALL, topic=topic, after=after, limit=limit)
+    return [(row.consumer_group, RefusedRow(*row[:5])) for row in found]
 
 
 @dataclass(frozen=True)

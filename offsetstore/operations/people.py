@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import StoredOffset, Token, TopicPartition
@@ -39,7 +39,7 @@ from offsetstore.protocol.store_facts import runs_on
 from offsetstore.store.sessions import read
 
 _T = TypeVar("_T")
-_Line = TypeVar("_Line", "HistoryEvent", "JobError")
+_Line = TypeVar("_Line", "HistoryEvent", "JobError", "ErrorOfGroup")
 
 _INTERVAL: Final = 1.0
 # A line has the time of its statement and not of the COMMIT, so a line that is older than the last may come later.
@@ -81,6 +81,17 @@ class ListedGroup:
     topics: tuple[str, ...]
     advanced_for: timedelta | None
     dead_letters: int
+
+
+class ErrorOfGroup(NamedTuple):
+    """An error in a list of all groups."""
+
+    group: str
+    error: JobError
+
+    @property
+    def at(self) -> datetime | None:
+        return self.error.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +191,16 @@ CROSS JOIN LATERAL (SELECT count(*) AS partitions, array_agg(DISTINCT p.topic OR
                     FROM {{s}}kafka_partitions AS p WHERE p.consumer_group = g.consumer_group) AS p
 CROSS JOIN LATERAL (SELECT count(*) AS dead_letters FROM {{s}}dead_letters AS l
                     WHERE l.consumer_group = g.consumer_group AND l.state IN ('dead', 'requested')) AS l
-WHERE g.epoch > 0
+WHERE g.epoch > 0 AND {_ASKED.format(group="g.consumer_group")}
 ORDER BY g.consumer_group
 """  # noqa: S608 - constants alone
+
+# A page of names: for reads that go group by group.
+NAMES: Final = """
+SELECT consumer_group FROM {s}consumer_groups
+WHERE epoch > 0 AND (CAST(:after AS text) IS NULL OR consumer_group > CAST(:after AS text))
+ORDER BY consumer_group LIMIT :limit
+"""
 
 OVERVIEW_GROUPS: Final = f"""
 SELECT g.consumer_group, {sql.OWNER}, {_SEEN}
@@ -404,17 +422,47 @@ ORDER BY r.epoch DESC, r.started_at DESC, r.claim_id DESC LIMIT CAST(:limit AS b
 ORDER BY epoch, started_at, claim_id
 """
 
-# The group is a range as in HISTORY.
-ERRORS: Final = """
+# The last runs of several groups, by the primary keys: all later runs than one that is read are read, too.
+RUNS_OF_GROUPS: Final = """
+SELECT last_ones.*, clock_timestamp() AS read_at
+FROM unnest(CAST(:groups AS text[])) AS asked (consumer_group)
+JOIN {s}consumer_groups AS g USING (consumer_group)
+CROSS JOIN LATERAL (
+SELECT r.*, coalesce(min(r.started_at) OVER (ORDER BY r.epoch RANGE BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING),
+                     CASE WHEN g.epoch > r.epoch THEN g.claimed_at END) AS next_at
+FROM ((SELECT j.*, false AS is_member FROM {s}job_runs AS j WHERE j.consumer_group = g.consumer_group
+       ORDER BY j.epoch DESC LIMIT :limit)
+      UNION ALL
+      (SELECT m.*, true FROM {s}member_runs AS m WHERE m.consumer_group = g.consumer_group
+       ORDER BY m.epoch DESC, m.started_at DESC, m.claim_id DESC LIMIT :limit)) AS r
+ORDER BY r.epoch DESC, r.started_at DESC, r.claim_id DESC LIMIT :limit) AS last_ones
+ORDER BY last_ones.consumer_group, last_ones.epoch, last_ones.started_at, last_ones.claim_id
+"""
+
+_ERRORS: Final = """
 SELECT * FROM (
-SELECT id, epoch, source, error_class, error_text, sqlstate, topic, partition, batch_id, ranges, times, at
-FROM {s}job_errors
-WHERE (consumer_group, id) >= (:group, 0) AND (consumer_group, id) < (:group, 9223372036854775807)
+SELECT consumer_group, id, epoch, source, error_class, error_text, sqlstate, topic, partition, batch_id, ranges, times,
+       at
+FROM %s
+WHERE %s
   AND (CAST(:since AS timestamptz) IS NULL OR at >= CAST(:since AS timestamptz))
   AND (CAST(:sources AS text[]) IS NULL OR source = ANY(CAST(:sources AS text[])))
-ORDER BY consumer_group DESC, id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
+ORDER BY %s id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
 ORDER BY id
 """
+# The group is a range as in HISTORY.
+ERRORS: Final = _ERRORS % (
+    "{s}job_errors",
+    "(consumer_group, id) >= (:group, 0) AND (consumer_group, id) < (:group, 9223372036854775807)",
+    "consumer_group DESC,",
+)
+# By the primary key. No index has the times or the sources, so the filters look at the newest lines alone.
+ERRORS_OF_ALL: Final = _ERRORS % (
+    "(SELECT * FROM {s}job_errors ORDER BY id DESC LIMIT :within) AS newest",
+    "true",
+    "",
+)
+OLDEST_WITHIN: Final = "SELECT at FROM {s}job_errors ORDER BY id DESC LIMIT 1 OFFSET :within - 1"
 
 
 def _seen_row(row: Any) -> GroupRow:
@@ -427,8 +475,14 @@ def _seen_row(row: Any) -> GroupRow:
     return replace(owner, ending=ending, failures=row.failures, is_refused=is_refused)
 
 
-def read_groups(session: PostgresSession) -> list[ListedGroup]:
-    """Read all groups that were ever claimed, by name."""
+def read_names(session: PostgresSession, *, after: str | None, limit: int) -> list[str]:
+    """Read a page of the names of groups that were ever claimed."""
+    return [row.consumer_group for row in session.rows(NAMES, after=after, limit=limit)]
+
+
+def read_groups(session: PostgresSession, groups: Collection[str] | None = None) -> list[ListedGroup]:
+    """Read these groups, or all that were ever claimed, by name."""
+    asked = None if groups is None else list(groups)
     return [
         ListedGroup(
             row.consumer_group,
@@ -438,7 +492,7 @@ def read_groups(session: PostgresSession) -> list[ListedGroup]:
             row.advanced_for,
             row.dead_letters,
         )
-        for row in session.rows(GROUPS)
+        for row in session.rows(GROUPS, groups=asked)
     ]
 
 
@@ -509,6 +563,11 @@ def read_runs(session: PostgresSession, group: str, *, limit: int | None = None)
     return [_run(row) for row in session.rows(RUNS, group=group, limit=limit)]
 
 
+def read_runs_of_groups(session: PostgresSession, groups: Collection[str], *, limit: int) -> list[Run]:
+    """Read the last runs of each of these groups, by group, the oldest first."""
+    return [_run(row) for row in session.rows(RUNS_OF_GROUPS, groups=list(groups), limit=limit)]
+
+
 def _run(row: Any) -> Run:
     def age(at: datetime | None) -> float | None:
         return None if at is None else (row.read_at - at).total_seconds()
@@ -549,21 +608,37 @@ def read_errors(
     session: PostgresSession, group: str, *, since: datetime | None, sources: Collection[ErrorSource], limit: int | None
 ) -> list[JobError]:
     """Read the group's errors, the oldest first: since a time, of some sources, or only the last ``limit``."""
-    return [
-        JobError(
-            source=row.source,
-            error_class=row.error_class,
-            text=row.error_text,
-            sqlstate=row.sqlstate,
-            topic_partition=None if row.topic is None else TopicPartition(row.topic, row.partition),
-            batch=row.batch_id,
-            ranges=row.ranges,
-            times=row.times,
-            epoch=row.epoch,
-            at=row.at,
-        )
-        for row in session.rows(ERRORS, group=group, since=since, sources=list(sources) or None, limit=limit)
-    ]
+    rows = session.rows(ERRORS, group=group, since=since, sources=list(sources) or None, limit=limit)
+    return [_job_error(row) for row in rows]
+
+
+def read_errors_of_all(
+    session: PostgresSession, *, since: datetime | None, sources: Collection[ErrorSource], limit: int, within: int
+) -> tuple[list[ErrorOfGroup], bool]:
+    """Read the last errors of all groups, the oldest first; and whether there may be more than these.
+
+    :param within: look only at this many of the newest lines.
+    """
+    asked = list(sources) or None
+    rows = session.rows(ERRORS_OF_ALL, since=since, sources=asked, limit=limit, within=within)
+    oldest = session.first(OLDEST_WITHIN, within=within)
+    is_cut = oldest is not None and len(rows) < limit and (since is None or oldest.at >= since)
+    return [ErrorOfGroup(row.consumer_group, _job_error(row)) for row in rows], is_cut
+
+
+def _job_error(row: Any) -> JobError:
+    return JobError(
+        source=row.source,
+        error_class=row.error_class,
+        text=row.error_text,
+        sqlstate=row.sqlstate,
+        topic_partition=None if row.topic is None else TopicPartition(row.topic, row.partition),
+        batch=row.batch_id,
+        ranges=row.ranges,
+        times=row.times,
+        epoch=row.epoch,
+        at=row.at,
+    )
 
 
 @dataclass(frozen=True, slots=True)

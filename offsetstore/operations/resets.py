@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Final, Literal, Self, TypeAlias
 from uuid import uuid4
 
@@ -47,6 +46,7 @@ from offsetstore.protocol.arguments import as_offset
 from offsetstore.protocol.database import Database, GroupRow, NewOffset, Session
 from offsetstore.protocol.log_evidence import LogLook
 from offsetstore.protocol.ports import BrokerOffsets
+from offsetstore.protocol.starting import similar_names
 from offsetstore.store.sessions import read, read_offsets
 from offsetstore.text import did_you_mean
 
@@ -377,9 +377,8 @@ def unknown_partition(group: str, rows: Iterable[TopicPartition], tp: TopicParti
 
 def _unknown_topic(group: str, rows: Iterable[TopicPartition], topic: str) -> ConfigurationError:
     topics = sorted({tp.topic for tp in rows})
-    near = get_close_matches(topic, topics)
     return ConfigurationError(
         f"the store has no offsets of topic {topic!r} for group {group!r}",
         expected=", ".join(topics),
-        next_step=did_you_mean(near) + "Correct the topic; a claim makes its rows.",
+        next_step=did_you_mean(similar_names(topic, topics)) + "Correct the topic; a claim makes its rows.",
     )

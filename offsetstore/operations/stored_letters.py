@@ -84,18 +84,19 @@ class LetterFilter:
 
 
 class LetterCursor(NamedTuple):
-    """The place of a letter in a list, the newest letter first."""
+    """The place of a letter in a list, the newest letter first; with its group in a list of all groups."""
 
     created_at: datetime
     topic: str
     partition: int
     offset: int
     topic_id: str
+    group: str = ""
 
     @classmethod
-    def of(cls, letter: Letter) -> LetterCursor:
+    def of(cls, letter: Letter, group: str = "") -> LetterCursor:
         tp = letter.topic_partition
-        return cls(letter.created_at, tp.topic, tp.partition, letter.offset, letter.topic_id)
+        return cls(letter.created_at, tp.topic, tp.partition, letter.offset, letter.topic_id, group)
 
     @classmethod
     def parse(cls, text: str) -> LetterCursor:
@@ -104,12 +105,12 @@ class LetterCursor(NamedTuple):
         :raises ConfigurationError: it is something else.
         """
         try:
-            at, topic, partition, offset, topic_id = json.loads(base64.urlsafe_b64decode(text.encode()))
-            found = cls(datetime.fromisoformat(at), str(topic), int(partition), int(offset), str(topic_id))
+            at, topic, partition, offset, topic_id, group = json.loads(base64.urlsafe_b64decode(text.encode()))
+            found = cls(datetime.fromisoformat(at), str(topic), int(partition), int(offset), str(topic_id), str(group))
             # Anything may be typed or pasted as a cursor; PostgreSQL would refuse what it can't store in its own words.
             is_storable = (
                 found.created_at.tzinfo is not None
-                and b"\0" not in (found.topic + found.topic_id).encode()
+                and b"\0" not in (found.topic + found.topic_id + found.group).encode()
                 and 0 <= found.partition <= MAX_PARTITION
                 and 0 <= found.offset <= MAX_OFFSET
             )
@@ -159,7 +160,7 @@ class ErrorGroup:
 
 # The columns by which letters are grouped and told apart.
 _OF_ERRORS: Final = """l.topic, l.partition, l.record_offset, l.topic_id, l.cause, l.error_class, l.sqlstate,
-       l.table_name, l.constraint_name, l.column_name, l.created_at"""
+       l.table_name, l.constraint_name, l.column_name, l.created_at, l.consumer_group"""
 
 _NO_SIZE: Final = ", 0 AS size"
 
@@ -209,19 +210,42 @@ def _newest(columns: str) -> str:
     return _LIST % (columns, "true", _NEWEST, "CAST(:within AS bigint)", _NEWEST, "CAST(:within AS bigint)")
 
 
+# The newest letters of all groups: as `_LIST`, with a scan for each group and state. Two groups may have letters of one
+# record: then the group is in the cursor, too.
+_OF_ALL: Final = f"""
+SELECT l.* FROM {{s}}consumer_groups AS g
+CROSS JOIN unnest(CAST(:states AS text[])) AS asked (state)
+CROSS JOIN LATERAL (
+SELECT %s FROM {{s}}dead_letters AS l
+WHERE l.consumer_group = g.consumer_group AND l.state = asked.state
+  AND (l.created_at, l.topic, l.partition, l.record_offset, l.topic_id, l.consumer_group)
+      < (coalesce(CAST(:after_at AS timestamptz), 'infinity'), CAST(:after_topic AS text),
+         CAST(:after_partition AS integer), CAST(:after_offset AS bigint), CAST(:after_topic_id AS text),
+         CAST(:after_group AS text))
+ORDER BY {_NEWEST}
+LIMIT CAST(:within AS bigint)) AS l
+ORDER BY {_NEWEST}, l.consumer_group DESC
+LIMIT CAST(:within AS bigint)"""
+
 LIST_LETTERS: Final = _list(SUMMARY + _NO_SIZE)
 LIST_LETTERS_WITH_CONTENTS: Final = _list(SUMMARY + CONTENTS + SIZE)
 
 # The letters that match, and the last letter that was looked at, from which the next page continues.
-LIST_LETTERS_WITHIN: Final = f"""
+_WITHIN: Final = f"""
 WITH newest AS MATERIALIZED (%s),
-fitting AS (SELECT l.* FROM newest AS l WHERE {_FITS} ORDER BY {_NEWEST} LIMIT {_PAGE})
+fitting AS (SELECT l.* FROM newest AS l WHERE {_FITS} ORDER BY {_NEWEST}%s LIMIT {_PAGE})
 SELECT true AS fits, l.* FROM fitting AS l
 UNION ALL
-SELECT false AS fits, l.* FROM (SELECT l.* FROM newest AS l ORDER BY {_NEWEST}
+SELECT false AS fits, l.* FROM (SELECT l.* FROM newest AS l ORDER BY {_NEWEST}%s
                                 OFFSET CAST(:within AS bigint) - 1) AS l
-ORDER BY fits DESC, created_at DESC, topic DESC, partition DESC, record_offset DESC, topic_id DESC
-""" % _newest(SUMMARY)
+ORDER BY fits DESC, created_at DESC, topic DESC, partition DESC, record_offset DESC, topic_id DESC%s
+"""
+LIST_LETTERS_WITHIN: Final = _WITHIN % (_newest(SUMMARY), "", "", "")
+LIST_LETTERS_OF_ALL: Final = _WITHIN % (
+    _OF_ALL % f"{SUMMARY}, l.consumer_group",
+    *(", l.consumer_group DESC",) * 2,
+    ", consumer_group DESC",
+)
 
 # Without a topic's id, the newest letter of the record. ``n`` are the keys.
 _NAMED: Final = """l.topic = n.topic AND l.partition = n.partition AND l.record_offset = n.record_offset
@@ -264,16 +288,19 @@ ORDER BY l.created_at DESC LIMIT CAST(:up_to AS bigint)) AS l) AS l
 WHERE l.count > 0
 """
 
+_SAME_ERROR: Final = (
+    "l.consumer_group, l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name"
+)
 _ERRORS: Final = f"""
 SELECT * FROM (
-SELECT DISTINCT ON (l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name)
+SELECT DISTINCT ON ({_SAME_ERROR})
        l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name,
        count(*) OVER same AS count, min(l.created_at) OVER same AS first_at, max(l.created_at) OVER same AS last_at,
-       l.topic, l.partition, l.record_offset, l.topic_id
+       l.topic, l.partition, l.record_offset, l.topic_id, l.consumer_group
 FROM %s AS l
 WHERE %s AND {_FITS}
-WINDOW same AS (PARTITION BY l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name)
-ORDER BY l.cause, l.error_class, l.sqlstate, l.table_name, l.constraint_name, l.column_name, {_NEWEST}) AS errors
+WINDOW same AS (PARTITION BY {_SAME_ERROR})
+ORDER BY {_SAME_ERROR}, {_NEWEST}) AS errors
 ORDER BY count DESC, last_at DESC
 LIMIT :limit
 """
@@ -282,6 +309,7 @@ LETTER_ERRORS: Final = _ERRORS % (
     "l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))",
 )
 LETTER_ERRORS_WITHIN: Final = _ERRORS % (f"({_newest(_OF_ERRORS)})", "true")
+LETTER_ERRORS_OF_ALL: Final = _ERRORS % (f"({_OF_ALL % _OF_ERRORS})", "true")
 
 # Only letters of the topics that exist now: those of a topic that was deleted since are not read again by a reset.
 COUNT_REPLAYED: Final = """
@@ -386,6 +414,26 @@ def list_letters(
         rows = session.rows(statement, max_bytes=max_bytes, **values)
     found = [letter_of(row, contents=max_bytes is not None) for row in rows]
     return found, LetterCursor.of(found[-1]) if found and rows[0].found > len(rows) else None
+
+
+def list_letters_of_all(
+    session: PostgresSession, which: LetterFilter, *, after: LetterCursor | None, limit: int, within: int
+) -> tuple[list[tuple[str, Letter]], LetterCursor | None]:
+    """Do as `list_letters` does, for all groups; with each letter comes its group. ``within`` is for each group."""
+    rows = session.rows(LIST_LETTERS_OF_ALL, within=within, limit=limit, **_fitting(which), **_after(after))
+    found = [(row.consumer_group, letter_of(row, contents=False), row.fits) for row in rows]
+    fitting = [(group, letter) for group, letter, fits in found if fits]
+    last = next(((group, letter) for group, letter, fits in found if not fits), None)
+    end = fitting[limit - 1] if len(fitting) > limit else last
+    return fitting[:limit], None if end is None else LetterCursor.of(end[1], end[0])
+
+
+def list_letter_errors_of_all(
+    session: PostgresSession, which: LetterFilter, *, limit: int, within: int
+) -> list[tuple[str, ErrorGroup]]:
+    """Do as `list_letter_errors` does, for all groups: with each error comes the group that it is of."""
+    rows = session.rows(LETTER_ERRORS_OF_ALL, limit=limit, within=within, **_fitting(which), **_after(None))
+    return [(row.consumer_group, ErrorGroup(*row[:9], example=key_of(row))) for row in rows]
 
 
 def find_letter(session: PostgresSession, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
@@ -522,11 +570,12 @@ def _fitting(which: LetterFilter) -> dict[str, object]:
 
 
 def _after(cursor: LetterCursor | None) -> dict[str, object]:
-    at, topic, partition, offset, topic_id = cursor or (None,) * 5
+    at, topic, partition, offset, topic_id, group = cursor or (None,) * 6
     return {
         "after_at": at,
         "after_topic": topic,
         "after_partition": partition,
         "after_offset": offset,
         "after_topic_id": topic_id,
+        "after_group": group,
     }

@@ -4,7 +4,8 @@ It asks three questions, in this order. Is this the log that the stored offset b
 partitions, no evidence of loss)? Which offset counts, the stored, the committed or the adopted one (`_RULES`, the first
 that answers)? Is it inside the log? If records could be lost, the answer is an error that names the ways out, never a
 silent skip. A *copy* is an offset that a store has committed in Kafka, known by its stamp. A *pinned* row was set by a
-decision or a contested start: Kafka's offset doesn't count. A *contested* one: something else used the group in Kafka while the job ran.
+decision or a contested start: Kafka's offset doesn't count. A *contested* one: something else used the group in Kafka
+while the job ran.
 """
 
 from __future__ import annotations

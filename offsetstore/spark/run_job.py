@@ -33,7 +33,7 @@ from offsetstore.spark.function_errors import is_of_java, told_by_us, typed
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.query import parse_offsets
 from offsetstore.spark.sink import TransactionalSink
-from offsetstore.text import TRACE, describe_error, describe_other, error_text, print_trace
+from offsetstore.text import TRACE, counted, describe_error, describe_other, error_text, print_trace
 
 _LOOK: Final = 0.5  # seconds between two looks at the query
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -125,13 +125,13 @@ class Job:
                         raise reported from reported.__cause__  # not from `ended`, whose text is Java's
                     # Else Spark was ended by the signal, too.
                 finally:
-                    if progress is not None:
-                        progress.end()
                     with suppress(Py4JError, OSError):
                         if query.isActive:
                             query.stop()
         finally:
             self._is_running = False
+            if progress is not None:
+                progress.end()  # after the claim's last flush
         # Exit code 130, so that a shell's && does not go on (decision 0059).
         if self._signal == signal.SIGINT:
             raise KeyboardInterrupt
@@ -220,18 +220,25 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 class _Progress:
-    """A line at the terminal that says how far the job has got. The sink's thread reports what is written."""
+    """A line at the terminal that says how far the job has got. The sink's thread reports what is written.
+
+    The first batch that is written has a line of its own, and the end one with all that was done.
+    """
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._records = self._letters = 0
+        self._records = self._letters = self._batches = 0
         self._state = "starting"
         self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def on(self, event: Event) -> None:
         """Count what is stored."""
         match event:
-            case BatchEnded(outcome="written") | FlushEnded():
+            case BatchEnded(outcome="written") | FlushEnded(outcome="written"):
+                if not self._batches:
+                    self._write_line(_of_first(event))
+                first, last = event.batches or (0, 0) if isinstance(event, FlushEnded) else (0, 0)
+                self._batches += last - first + 1
                 self._records += sum(range_.until - range_.from_ for range_ in event.ranges.values())
             case LettersWritten():
                 self._letters += sum(event.letters.values())
@@ -256,10 +263,21 @@ class _Progress:
             "" if behind is None else f"{behind:,} behind",
             f"{self._letters:,} dead letters" if self._letters else "",
         ]
-        _write(f"\r\033[K{self._group}: {', '.join(part for part in parts if part)}\r")  # logs overwrite it
+        self._write_line(", ".join(part for part in parts if part), end="\r")  # logs overwrite it
 
     def end(self) -> None:
-        _write("\n")
+        """Write what the job has done, also since the last look."""
+        batches = f"{self._batches:,} {'batch' if self._batches == 1 else 'batches'}"
+        letters = f", {self._letters:,} dead letters" if self._letters else ""
+        self._write_line(f"{self._records:,} records in {batches}{letters}")
+
+    def _write_line(self, text: str, *, end: str = "\n") -> None:
+        _write(f"\r\033[K{self._group}: {text}{end}")
+
+
+def _of_first(event: BatchEnded | FlushEnded) -> str:
+    rows = counted(sum(event.rows.values()), "row")
+    return f"batch {event.batch}: {rows}" if isinstance(event, BatchEnded) else f"flushed {rows}"
 
 
 def _behind(query: StreamingQuery) -> int | None:

@@ -36,11 +36,11 @@ def test_get_shows_a_topic_or_one_partition(here: Here, store: OffsetStore, offs
         "partitions": [{"partition": 0, "stored": 4, "metadata": '{"trace":"7f3a"}'}],
     }
     for given, named in (
-        (("payments", "-g", "nobody"), "payments for group 'nobody'"),
-        (("refunds",), "refunds for group"),
-        (("payments", "7"), "payments-7 for group"),
+        (("payments", "-g", "nobody"), "the store has no offsets of group 'nobody'"),
+        (("refunds",), "the store has no offsets of topic 'refunds' for group"),
+        (("payments", "7"), "payments-7: the store has no offset of this partition for group"),
     ):
-        assert here.fail(1, *get, *given).startswith(f"The store has no offset of {named}")
+        assert here.fail(1, *get, *given).startswith(f"Error: {named}")
 
 
 @pytest.mark.behaviour("META-4")

@@ -37,10 +37,17 @@ def test_it_holds_the_group_and_each_partition_also_as_json(
     letters = {"dead": 0, "requested": 0, "job_replays": None}
     assert found.pop("members") == []
     nothing = {"paused": None, "outbox": None, "relay": None}
-    assert found == {"group": billing, "database": "home", "dead_letters": letters, "lag": 21, **nothing}
-    assert (owner["live"], owner["state"], owner["ending"]) == (True, "live", None)
+    assert found == {
+        "group": billing,
+        "database": "home",
+        "dead_letters": letters,
+        "lag": 21,
+        "state": "live",
+        **nothing,
+    }
+    assert (owner["live"], owner["state"]) == (True, "live")
     others = {"name", "epoch", "claim_id", "claimed_at", "heartbeat_age_seconds"}
-    assert owner.keys() == others | {"live", "state", "ending"}
+    assert owner.keys() == others | {"live", "state"}
     assert datetime.fromisoformat(first.pop("updated_at")).tzinfo is not None
     assert 0 <= first.pop("age_seconds") < 60
     offsets = {"stored": 4, "committed": 2, "beginning": 0, "end": 10, "lag": 6, "beyond_end": 0, "headroom": 4}
@@ -74,7 +81,7 @@ def test_what_was_decided_is_told_and_a_heartbeat_of_before_the_clock_stepped_ba
         assert "40 (pinned)" in row
         found = here.json(*status)
         assert found["paused"] == {"at": pause.at.isoformat(), "until": until.isoformat(), "reason": "ticket 17"}
-        assert found["owner"]["live"] is False
+        assert (found["state"], found["owner"]["live"]) == ("paused", False)
         store.rename_group(offsetstore_group, f"{offsetstore_group}-eu", reason="ticket 18", actor="alice")
     assert "epoch 3, renamed by alice" in here("status", "-g", f"{offsetstore_group}-eu")
 
@@ -113,4 +120,10 @@ def test_the_members_of_a_fleet_are_listed_with_their_partitions(
     assert 0 <= one.pop("heartbeat_age_seconds") < 60
     [row] = [row for row in found["partitions"] if (row["topic"], row["partition"]) == ("payments", 2)]
     taken = [{"topic": "payments", "partition": 2}]
-    assert one == {"name": second.owner, "member_id": row["claim_id"], "live": True, "partitions": taken}
+    assert one == {
+        "name": second.owner,
+        "member_id": row["claim_id"],
+        "live": True,
+        "state": "live",
+        "partitions": taken,
+    }

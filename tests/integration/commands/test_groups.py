@@ -34,7 +34,7 @@ def test_all_groups_are_listed_with_their_state(run: Run, store: OffsetStore, cl
     assert (billing[:4], billing[-2:]) == (["billing", "live", "1", "3"], ["0", "payments"])
 
     first, second = run.json("groups", "list")["groups"]
-    assert (first["group"], first["state"], first["paused"]["reason"]) == ("audit", "ended", "maintenance")
+    assert (first["group"], first["state"], first["paused"]["reason"]) == ("audit", "paused", "maintenance")
     assert (first["partitions"], first["topics"], first["changed_seconds_ago"]) == (0, [], None)
     assert (second["owner"], second["topics"], second["partitions"]) == (claim.owner, ["payments"], 3)
     assert min(second["heartbeat_age_seconds"], second["changed_seconds_ago"]) >= 0

@@ -47,7 +47,8 @@ def test_each_topic_or_partition_has_a_line_and_the_document_holds_all_and_the_h
     ]
 
     [group] = run.json(*LAG)["groups"]
-    assert (group["group"], group["live"], group["paused"], group["lag"]) == ("billing", False, False, 6)
+    assert (group["group"], group["state"], group["live"], group["lag"]) == ("billing", "ended", False, 6)
+    assert group["paused"] is None
     assert group["behind_seconds"] == pytest.approx(6 * HOUR, rel=0.02)
     [topic] = group["topics"]
     assert (topic["headroom"], topic["without_offset"], topic["error"]) == (4, 1, None)

@@ -221,10 +221,10 @@ def test_letters_are_superseded_in_the_order_of_decisions_whatever_the_plan(
 
 def page(*states: str, limit: int = 50, after: LetterCursor | None = None) -> dict[str, object]:
     """The values of the statement that reads a page."""
-    cursor = ("after_at", "after_topic", "after_partition", "after_offset", "after_topic_id")
+    cursor = ("after_at", "after_topic", "after_partition", "after_offset", "after_topic_id", "after_group")
     filters = ("cause", "topic", "partition", "error_class", "sqlstate", "table", "constraint", "column")
     values = {"group": GROUP, "states": list(states or sql.STATES), "limit": limit, "max_bytes": None}
-    return {**values, **dict.fromkeys(filters), **dict(zip(cursor, after or (None,) * 5, strict=True))}
+    return {**values, **dict.fromkeys(filters), **dict(zip(cursor, after or (None,) * 6, strict=True))}
 
 
 def requested(*, limit: int, max_bytes: int) -> dict[str, object]:

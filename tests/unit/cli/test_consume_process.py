@@ -23,7 +23,7 @@ import pytest
 
 from offsetstore import errors
 from offsetstore.cli import consume_process
-from offsetstore.cli.consume_process import ConsumerProcess, Told, Watched, end_after, load, main
+from offsetstore.cli.consume_process import ConsumerProcess, FirstRows, Told, Watched, end_after, load, main
 from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.monitoring.page import End, Orders, Page
 from offsetstore.monitoring.processes import STACKS
@@ -31,6 +31,7 @@ from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.events import BatchEnded
 from offsetstore.text import TRACE, describe_other
 from tests.support.background import in_background
+from tests.support.terminal import terminal
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.behaviour("CONS-11", "DX-1")
@@ -47,6 +48,22 @@ class Unspeakable(Exception):
 @pytest.mark.behaviour("CONS-15")
 def test_an_error_that_cant_be_shown_ends_nothing() -> None:
     assert describe_other(Unspeakable())[0] == "Unspeakable: it can't be shown: SystemExit"
+
+
+def test_at_a_terminal_the_first_rows_are_told_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(rows: FirstRows) -> None:
+        ranges = {TopicPartition("payments", 0): OffsetRange(0, 9)}
+        rows.on(BatchEnded(group="billing", batch=0, ranges=ranges, outcome="failed"))
+        for batch in (1, 2):
+            rows.on(BatchEnded(group="billing", batch=batch, ranges=ranges, outcome="written", rows={"a": 4, "b": 5}))
+
+    with terminal(monkeypatch) as screen:
+        play(FirstRows(2))
+    assert screen.lines == ["offsetstore: process 2: batch 1: 9 rows"]
+    play(FirstRows(2))
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.fixture

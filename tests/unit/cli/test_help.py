@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import click
 from click.testing import CliRunner
@@ -24,8 +26,8 @@ def test_the_help_lists_every_command_with_the_first_sentence_of_its_own_help_an
         assert f"  {command.name}" in text
         assert command.summary in text
         assert " ".join(_help(name).partition("\n\n")[2].partition("\n\n")[0].split()) == command.summary
-    lines = [line.split()[0] for line in text.partition("Exit codes:")[2].splitlines() if line.strip()]
-    assert lines == [str(code.value) for code in ExitCode]
+    codes = re.findall(r"^ {2,6}(\d+)  \S", text.partition("Exit codes:")[2], re.MULTILINE)
+    assert codes == [str(code.value) for code in ExitCode]
 
 
 def _all_commands() -> list[tuple[str, ...]]:
@@ -44,11 +46,14 @@ def test_each_help_has_examples_fits_a_terminal_and_shows_no_mark_of_a_paragraph
         text = _help(*command)
         assert "\\b" not in text, command
         assert "\b" not in text, command
+        assert max(map(len, text.splitlines())) <= 80, command
+        # A command that goes on in the next line can be pasted.
+        for line, following in pairwise(text.splitlines()):
+            if re.match(r" +offsetstore ", line) and re.match(r" {6,}\S", following):
+                assert line.endswith(("\\", "|")), (command, line)
         if "Commands:" in text:
             continue  # a group's
         assert "Example" in text or command[0] in {"local", "demo", "completion"}, command
-        wide = [line for line in text.splitlines() if len(line) > 80]
-        assert all(line.lstrip().startswith("offsetstore ") for line in wide), command  # an example is one line
 
 
 def test_the_help_loads_no_command_no_driver_and_no_spark() -> None:

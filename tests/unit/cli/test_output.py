@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import io
 import logging
 import re
-from collections.abc import Generator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,36 +10,17 @@ from click.testing import CliRunner
 
 from offsetstore.cli.commands import cli
 from offsetstore.cli.dead_letters import _time_of
-from offsetstore.cli.output import Table, document, print_error, print_text
+from offsetstore.cli.output import document, print_error, print_text
+from offsetstore.cli.tables import Table
 from offsetstore.local import stack
 from offsetstore.local.stack import ServiceStatus
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.letters import Payload
 from offsetstore.text import logger, visible
+from tests.support.terminal import terminal
 
 _COLUMNS = ("partition", "#start", "reason")
 _ROWS = (("payments-0", 7, "stored"), ("payments-10", 123_456, None))
-
-
-class _Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@contextmanager
-def _terminal(monkeypatch: pytest.MonkeyPatch) -> Generator[_Screen]:
-    """Both streams on a terminal of 80 columns, whose user wants no colours."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("NO_COLOR", "1")
-    screen = _Screen()
-    with redirect_stdout(screen), redirect_stderr(screen):
-        yield screen
-
-
-def _lines(screen: _Screen) -> list[str]:
-    """What is on it, without the codes for bold and dim."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
 
 
 def test_in_a_pipe_a_table_is_aligned_text_with_as_many_words_in_each_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,30 +34,64 @@ def test_in_a_pipe_a_table_is_aligned_text_with_as_many_words_in_each_line(capsy
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_at_a_terminal_a_table_keeps_to_its_width_and_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _terminal(monkeypatch) as screen:
-        print_text(Table(_COLUMNS, [("x" * 100, 123_456, "stored")]))
-    assert screen.getvalue().count("x") == 100
-    assert len(_lines(screen)) > 2
-    assert max(len(line) for line in _lines(screen)) <= 80
+def test_at_a_terminal_a_table_keeps_to_its_width_and_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, row = f"{'x' * 100}-0", ("stored", "why " * 20 + "`offsetstore lag -g billing`", "2" * 30)
+    table = Table(("partition", "#start", "reason", "text", "?#epoch"), [(long, 123_456, *row), ("a-1", 7, *row)])
+    with terminal(monkeypatch) as screen:
+        print_text(table, "word " * 30, "  `a command` " + "x" * 80)
+    lines = screen.lines
+    assert [line for line in lines if len(line) > 80] == [long, "  `a command` " + "x" * 80], "whole, to be copied"
+    assert lines[0].split() == ["partition", "start", "reason", "text"]
+    assert lines[1] == long
+    assert lines[2].split()[:2] == ["123456", "stored"], "a line of its own, and its row below it"
+    assert "Left out: epoch; --wide shows all columns." in lines
+    assert any(line.endswith("`offsetstore lag -g billing`") for line in lines), "a command is one word"
     codes = re.findall(r"\x1b\[([0-9;]*)m", screen.getvalue())
     assert set(codes) <= {"0", "1", "2"}, "NO_COLOR is heeded: bold and dim at most"
+    with terminal(monkeypatch) as screen:
+        print_text(table, wide=True)
+    assert screen.lines[0].split() == ["partition", "start", "reason", "text", "epoch"]
+    assert len(screen.lines) == 3
+
+
+def test_at_a_terminal_times_are_ages_and_in_a_pipe_stamps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    times = (now - timedelta(minutes=3), now + timedelta(seconds=20), now + timedelta(hours=1))
+    table = Table(["at"], [(at,) for at in times])
+    with terminal(monkeypatch) as screen:
+        print_text(table)
+    assert [line.strip() for line in screen.lines] == ["at", "3m ago", "0s ago", times[2].isoformat()]
+    print_text(table)
+    assert capsys.readouterr().out.split() == ["at", *(at.isoformat() for at in times)]
+
+
+def test_a_table_of_wide_characters_and_of_the_narrowest_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(("group", "state", "#lag"), [("支払い", "live", 7), ("billing", "live", 12)])
+    with terminal(monkeypatch) as screen:
+        print_text(table)
+    assert screen.lines[1:] == ["支払い   live     7", "billing  live    12"]
+    monkeypatch.setenv("COLUMNS", "10")
+    for width in range(1, 30):
+        text = table.fitted(width)
+        assert all(word in text for word in ("支払い", "live", "billing", "12")), width
 
 
 def test_at_a_terminal_an_error_is_wrapped_under_its_label_and_brackets_are_no_markup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with _terminal(monkeypatch) as screen:
-        print_error("no", {"found": "word " * 30, "next step": "Go."})
-    lines = [line.rstrip() for line in _lines(screen)]
-    assert max(len(line) for line in lines) <= 80
+    with terminal(monkeypatch) as screen:
+        print_error("no", {"found": "word " * 30 + "a-topic-of-a-long-name" * 4, "next step": "Go."})
+    lines = [line.rstrip() for line in screen.lines]
+    assert [line.strip() for line in lines if len(line) > 80] == ["a-topic-of-a-long-name" * 4], "no word is broken"
     assert (lines[0], lines[-1]) == ("Error: no", "  next step: Go.")
     assert lines[1].startswith("  found:     word word")
     assert lines[2].startswith("             word word")
 
-    with _terminal(monkeypatch) as screen:
+    with terminal(monkeypatch) as screen:
         print_text(Table(["group"], [("[bold]x[/bold]",)]), "[bold]y[/bold]")
-    assert [line.strip() for line in _lines(screen)] == ["group", "[bold]x[/bold]", "[bold]y[/bold]"]
+    assert [line.strip() for line in screen.lines] == ["group", "[bold]x[/bold]", "[bold]y[/bold]"]
 
 
 # Unicode's Default_Ignorable_Code_Point, and what is drawn as a blank.

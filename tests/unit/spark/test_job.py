@@ -24,7 +24,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 
 import offsetstore.spark
 from offsetstore import OffsetRange, Pause, TopicPartition, errors
-from offsetstore.protocol.events import BatchEnded, LettersWritten, PauseChanged, QueryStarted
+from offsetstore.protocol.events import BatchEnded, FlushEnded, LettersWritten, PauseChanged, QueryStarted
 from offsetstore.runtime.process import StopRequests
 from offsetstore.spark import run_job as module
 from offsetstore.spark.plans import query as queries
@@ -202,21 +202,25 @@ def test_the_line_at_the_terminal_says_what_is_stored_and_what_is_left(capsys: p
     progress.show(query)
     progress.on(QueryStarted(group="billing", query_id="q", run_id="r", application_id="a", ui_url=None))
     ranges = {P0: OffsetRange(1_000, 2_000), P1: OffsetRange(0, 234)}
-    progress.on(BatchEnded(outcome="written", group="billing", batch=0, ranges=ranges, rows={}, seconds={}))
+    progress.on(BatchEnded(outcome="written", group="billing", batch=7, ranges=ranges, rows={"": 997}, seconds={}))
     progress.on(LettersWritten(group="billing", batch=0, ranges=ranges, letters={"refused": 2, "rejected": 1}))
-    end_, latest = {"payments": {"0": 2000, "1": 234}}, {"payments": {"0": 5000, "1": 234, "2": 9}}
-    query = Query([{"latestOffset": latest, "endOffset": end_}, {"latestOffset": None, "endOffset": None}])
+    until, latest = {"payments": {"0": 2000, "1": 234}}, {"payments": {"0": 5000, "1": 234, "2": 9}}
+    query = Query([{"latestOffset": latest, "endOffset": until}, {"latestOffset": None, "endOffset": None}])
     progress.show(query)
     progress.on(PauseChanged(group="billing", pause=Pause(datetime.now(UTC), None, "ticket 17")))
     progress.show(query)
+    progress.on(FlushEnded(group="billing", batches=(8, 9), ranges={P0: OffsetRange(2_000, 2_001)}, rows={"": 1}))
+    progress.on(FlushEnded(group="billing", error=TimeoutError()))
     progress.end()
 
-    said = capsys.readouterr().err.removesuffix("\r\n").split("\r\033[K")[1:]
-    first, second, third = (one.removesuffix("\r") for one in said)  # what is logged begins at the line's start
+    said = capsys.readouterr().err.split("\r\033[K")[1:]
+    first, of_batch, second, third, end_ = (one.removesuffix("\r") for one in said)  # logs begin at the line's start
     assert first == "billing: starting, 0 records, 0/s"
+    assert of_batch == "billing: batch 7: 997 rows\n", "only the first one has a line that stays"
     assert second.startswith("billing: 1,234 records, ")
     assert second.endswith("/s, 3,000 behind, 3 dead letters")
     assert third.startswith("billing: paused, 1,234 records")
+    assert end_ == "billing: 1,235 records in 3 batches, 3 dead letters\n", "also what came after the last look"
 
 
 @pytest.mark.behaviour("DX-1")
