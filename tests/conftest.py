@@ -39,6 +39,7 @@ LONG = (
     "tests/integration/demo",
     "tests/integration/examples",
     "tests/faults/chaos",
+    "tests/docs/test_tutorial",
     "tests/docs/test_readme",
 )
 

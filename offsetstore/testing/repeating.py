@@ -35,7 +35,7 @@ _Row: TypeAlias = tuple[tuple[str, str], ...]
 """The columns of a row with their values, as text: to compare NaN, lists and maps alike."""
 _Place: TypeAlias = tuple[Any, ...]
 """The output's name, and the record's coordinates; without these if the transform has dropped ``_kafka``."""
-_Compute: TypeAlias = Callable[[Sequence[Record]], "_Rows"]
+_Compute: TypeAlias = Callable[[Sequence[Record]], "_Made"]
 
 
 def replay_twice(
@@ -111,7 +111,7 @@ class _Difference:
 
 
 @dataclass(slots=True)
-class _Rows:
+class _Made:
     """What a run has made: how often each row of each record."""
 
     by_place: dict[_Place, Counter[_Row]] = field(default_factory=dict[_Place, Counter[_Row]])
@@ -128,13 +128,13 @@ class _Rows:
             self.by_place.setdefault(place, Counter())[texts] += 1
             self.values[texts] = row
 
-    def joined(self, other: _Rows) -> _Rows:
-        made = _Rows(dict(self.by_place), {**self.values, **other.values}, self.is_untraced or other.is_untraced)
+    def joined(self, other: _Made) -> _Made:
+        made = _Made(dict(self.by_place), {**self.values, **other.values}, self.is_untraced or other.is_untraced)
         for place, rows in other.by_place.items():
             made.by_place[place] = made.by_place.get(place, Counter()) + rows
         return made
 
-    def difference(self, other: _Rows) -> _Difference | None:
+    def difference(self, other: _Made) -> _Difference | None:
         """The first one, in the order of the records."""
         for place in sorted({*self.by_place, *other.by_place}):
             first, second = (rows.by_place.get(place, Counter[_Row]()) for rows in (self, other))
@@ -150,7 +150,7 @@ def _in_process(transform: ArrowTransform) -> _Compute:
         "offsetstore.consumer.records", "batch_of", what="replay_twice without spark=", extra="consumer"
     )
 
-    def compute(records: Sequence[Record]) -> _Rows:
+    def compute(records: Sequence[Record]) -> _Made:
         return _collected(transform(batch_of(as_consumed(records))), lambda made: made)
 
     return compute
@@ -159,7 +159,7 @@ def _in_process(transform: ArrowTransform) -> _Compute:
 def _on_spark(transform: SparkTransform, spark: Any) -> _Compute:
     from offsetstore.spark.columns import KAFKA_COLUMNS, kafka_frame, with_coordinates  # noqa: PLC0415 - an extra
 
-    def compute(records: Sequence[Record]) -> _Rows:
+    def compute(records: Sequence[Record]) -> _Made:
         columns = KAFKA_COLUMNS if any(record.headers for record in records) else KAFKA_COLUMNS[:-1]
         rows = [
             (
@@ -180,8 +180,8 @@ def _on_spark(transform: SparkTransform, spark: Any) -> _Compute:
     return compute
 
 
-def _collected(made: Any, as_table: Callable[[Any], Table | RecordBatch]) -> _Rows:
-    rows = _Rows()
+def _collected(made: Any, as_table: Callable[[Any], Table | RecordBatch]) -> _Made:
+    rows = _Made()
     outputs = cast("Mapping[str, Any]", made) if isinstance(made, Mapping) else {"": made}
     for name, output in outputs.items():
         rows.add(name, as_table(output))

@@ -83,6 +83,7 @@ def without_rows(printed: str) -> str:
     return lines.sub("", printed)
 
 
+@pytest.mark.behaviour("DX-2")
 def test_each_block_prints_what_the_page_shows(shell: Shell) -> None:
     port = free_port()
     (install, _), *steps, (clean_up, stopped) = BLOCKS
