@@ -18,6 +18,7 @@ from offsetstore.cli.consume import consume
 from offsetstore.cli.consume_process import FINAL
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import checked_settings
+from offsetstore.consumer.filters import check_filters
 from offsetstore.consumer.records import ConsumedRecord, batch_of
 from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.local.kafka import KafkaBroker
@@ -27,9 +28,9 @@ from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
-PAGE, DEPLOY, EXITS, SETTINGS = (
+PAGE, DEPLOY, EXITS, FILTERS, SETTINGS = (
     (Path(__file__).parents[2] / "docs" / f"consumer{part}.md").read_text(encoding="utf-8")
-    for part in ("", "-deploy", "-exits", "-tuning")
+    for part in ("", "-deploy", "-exits", "-filters", "-tuning")
 )
 
 
@@ -119,6 +120,24 @@ def test_the_settings_that_it_lists_are_the_defaults(offsetstore_database: str) 
     assert made.kafka == plain.kafka
     assert "isolation.level is read_committed" in block
     assert made.kafka["isolation.level"] == "read_committed"
+
+
+@pytest.mark.parametrize("kind", ["systemd", "kubernetes"])
+def test_a_deploy_writes_the_file_that_the_page_links(kind: str, tmp_path: Path) -> None:
+    [line] = re.findall(rf"^\$ offsetstore (assets {kind} --out DIR)$", DEPLOY, re.MULTILINE)
+    done = CliRunner().invoke(cli, line.replace("DIR", str(tmp_path)).split())
+    assert done.exit_code == 0, done.output
+    [linked] = re.findall(rf"\]\(\.\./offsetstore/assets/{kind}/([\w.-]+)\)", DEPLOY)
+    assert (tmp_path / linked).exists()
+
+
+def test_the_filters_that_it_lists_are_made_as_it_says() -> None:
+    names: dict[str, Any] = {}
+    [imports] = re.findall(r"`(from offsetstore\.consumer import [\w, ]+)`", FILTERS)
+    exec(imports, names)  # noqa: S102 - the page's own words
+    shown = re.findall(r"^- `(.*?)` ", FILTERS, re.MULTILINE)
+    made = [eval(text.replace("…", "False"), names) for text in shown]  # noqa: S307 - as above
+    assert [type(one).__name__ for one in check_filters(made)] == ["Throttle", "Delay", "Expire", "SkipIf"]
 
 
 @pytest.mark.parametrize(("command", "said"), [("grants", "'billing'"), ("acls print", "--group billing")])
