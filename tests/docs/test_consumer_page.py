@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -22,7 +24,10 @@ from offsetstore.consumer.filters import check_filters
 from offsetstore.consumer.records import ConsumedRecord, batch_of
 from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.local.kafka import KafkaBroker
-from offsetstore.offsets import TopicPartition
+from offsetstore.monitoring.page import Words
+from offsetstore.monitoring.processes import Supervisor, _ended_by
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.processing.blame import skipping
 from offsetstore.protocol.letters import Payload
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import in_background
@@ -156,3 +161,21 @@ def test_its_exit_codes_say_which_end_all_and_each_option_that_it_names_is_there
     named = {*re.findall(r"`(--[\w-]+)", DEPLOY + EXITS)}
     options = {name for option in consume.params for name in option.opts} & named
     assert {"--processes", "--static", "--max-rss", "--drain", "--port"} <= options
+
+
+def test_the_lines_that_it_shows_of_a_record_that_kills_processes_are_those_that_the_supervisor_says() -> None:
+    said: list[str] = []
+    supervisor = Supervisor(2, lambda _: [], say=said.append)
+    first, second = TopicPartition("payments", 0), TopicPartition("payments", 1)
+    claim: Any = SimpleNamespace(group="billing", is_member=True, database=SimpleNamespace(schema=None))
+    one = OffsetRange(217, 218)
+    deaths = [
+        (0, {first: OffsetRange(0, 500), second: OffsetRange(0, 480)}, ""),
+        (1, {first: OffsetRange(0, 430)}, ""),
+        (0, {first: one}, skipping(claim, first, one)),
+    ]
+    for number, handled, skip in deaths:
+        place, words = supervisor.places[number], Words(handled, skip=skip, has_written=True)
+        how, step = supervisor._note_death(place, words, _ended_by(-signal.SIGSEGV, is_ours=False))
+        supervisor._pause(place, f"has ended with {how}", 0.0, step)
+    assert re.findall(r"^offsetstore: (process .*)$", EXITS, re.MULTILINE) == said

@@ -435,27 +435,6 @@ def test_the_third_process_that_dies_at_a_record_names_it_and_what_they_handle_i
 
 
 @pytest.mark.behaviour("CONS-17")
-def test_the_lines_that_the_page_shows_are_those_that_are_said(supervise: Supervise) -> None:
-    """One process dies here each time; there, two of them in turn, with pauses of their own."""
-    page = (ROOT / "docs" / "consumer-exits.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^offsetstore: (process \d has ended with .*)$", page, re.MULTILINE)
-    deaths = ["handles=P0:0:500,P1:0:480", "handles=P0:0:430", "one=P0:217:218"]
-    one = supervise([f"ready wrote {SEGV}", *(f"ready {what} {SEGV}" for what in deaths), "ready wait"])
-    fail(one, 4)
-
-    def alike(line: str) -> str:
-        line = re.sub(r"^process \d|in \d s", "", line)
-        return re.sub(r" To skip only this record.*$", "", line)
-
-    assert [alike(line) for line in shown] == [alike(line) for line in one.said[1:4]]
-    assert [" To skip only this record, once all consumers are stopped: " in line for line in shown] == [
-        False,
-        False,
-        True,
-    ]
-
-
-@pytest.mark.behaviour("CONS-17")
 def test_a_record_that_was_handled_alone_by_chance_is_named_at_the_third_death_as_well(supervise: Supervise) -> None:
     one = supervise([f"ready wrote {SEGV}", *[f"ready one=P0:7:8 {SEGV}"] * 3, "ready wait"])
     fail(one, 4)
