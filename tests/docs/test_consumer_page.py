@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -18,18 +20,22 @@ from offsetstore.cli.consume import consume
 from offsetstore.cli.consume_process import FINAL
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import checked_settings
+from offsetstore.consumer.filters import check_filters
 from offsetstore.consumer.records import ConsumedRecord, batch_of
 from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.local.kafka import KafkaBroker
-from offsetstore.offsets import TopicPartition
+from offsetstore.monitoring.page import Words
+from offsetstore.monitoring.processes import Supervisor, _ended_by
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.processing.blame import skipping
 from offsetstore.protocol.letters import Payload
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
-PAGE, DEPLOY, EXITS, SETTINGS = (
+PAGE, DEPLOY, EXITS, FILTERS, SETTINGS = (
     (Path(__file__).parents[2] / "docs" / f"consumer{part}.md").read_text(encoding="utf-8")
-    for part in ("", "-deploy", "-exits", "-tuning")
+    for part in ("", "-deploy", "-exits", "-filters", "-tuning")
 )
 
 
@@ -121,6 +127,24 @@ def test_the_settings_that_it_lists_are_the_defaults(offsetstore_database: str) 
     assert made.kafka["isolation.level"] == "read_committed"
 
 
+@pytest.mark.parametrize("kind", ["systemd", "kubernetes"])
+def test_a_deploy_writes_the_file_that_the_page_links(kind: str, tmp_path: Path) -> None:
+    [line] = re.findall(rf"^\$ offsetstore (assets {kind} --out DIR)$", DEPLOY, re.MULTILINE)
+    done = CliRunner().invoke(cli, line.replace("DIR", str(tmp_path)).split())
+    assert done.exit_code == 0, done.output
+    [linked] = re.findall(rf"\]\(\.\./offsetstore/assets/{kind}/([\w.-]+)\)", DEPLOY)
+    assert (tmp_path / linked).exists()
+
+
+def test_the_filters_that_it_lists_are_made_as_it_says() -> None:
+    names: dict[str, Any] = {}
+    [imports] = re.findall(r"`(from offsetstore\.consumer import [\w, ]+)`", FILTERS)
+    exec(imports, names)  # noqa: S102 - the page's own words
+    shown = re.findall(r"^- `(.*?)` ", FILTERS, re.MULTILINE)
+    made = [eval(text.replace("…", "False"), names) for text in shown]  # noqa: S307 - as above
+    assert [type(one).__name__ for one in check_filters(made)] == ["Throttle", "Delay", "Expire", "SkipIf"]
+
+
 @pytest.mark.parametrize(("command", "said"), [("grants", "'billing'"), ("acls print", "--group billing")])
 def test_what_a_deploy_prints_names_the_role_and_the_group(command: str, said: str) -> None:
     [line] = re.findall(rf"^\$ offsetstore ({command} .*)$", DEPLOY, re.MULTILINE)
@@ -137,3 +161,21 @@ def test_its_exit_codes_say_which_end_all_and_each_option_that_it_names_is_there
     named = {*re.findall(r"`(--[\w-]+)", DEPLOY + EXITS)}
     options = {name for option in consume.params for name in option.opts} & named
     assert {"--processes", "--static", "--max-rss", "--drain", "--port"} <= options
+
+
+def test_the_lines_that_it_shows_of_a_record_that_kills_processes_are_those_that_the_supervisor_says() -> None:
+    said: list[str] = []
+    supervisor = Supervisor(2, lambda _: [], say=said.append)
+    first, second = TopicPartition("payments", 0), TopicPartition("payments", 1)
+    claim: Any = SimpleNamespace(group="billing", is_member=True, database=SimpleNamespace(schema=None))
+    one = OffsetRange(217, 218)
+    deaths = [
+        (0, {first: OffsetRange(0, 500), second: OffsetRange(0, 480)}, ""),
+        (1, {first: OffsetRange(0, 430)}, ""),
+        (0, {first: one}, skipping(claim, first, one)),
+    ]
+    for number, handled, skip in deaths:
+        place, words = supervisor.places[number], Words(handled, skip=skip, has_written=True)
+        how, step = supervisor._note_death(place, words, _ended_by(-signal.SIGSEGV, is_ours=False))
+        supervisor._pause(place, f"has ended with {how}", 0.0, step)
+    assert re.findall(r"^offsetstore: (process .*)$", EXITS, re.MULTILINE) == said

@@ -478,8 +478,8 @@ def expressions(source: str, column: Column, name: str = "x") -> tuple[str, ...]
 _HEAD = """\
 # Types
 
-This page has the expression for each pair of a Spark type and a PostgreSQL type. If a column does not fit, nothing is
-written, and the error names the expression; in a consumer it is pyarrow's.
+This page has the expression that converts each Spark type to each PostgreSQL type. If a column does not fit, nothing is
+written, and the error has the expression. In a consumer, that is one of pyarrow.
 
 `x` is a column of what the transform returns; the functions are `pyspark.sql.functions`. Dates and wall clock times
 are those of `spark.sql.session.timeZone`. No value is rounded, cut or shifted to fit, except by a cast of yours.
@@ -488,11 +488,11 @@ PostgreSQL's own form.
 
 ## Strings that PostgreSQL changes
 
-Strings for composite types, range types of your own, and types that hold floats, such as `point` and `vector`, are
-not checked. There PostgreSQL rounds a number, drops the time of a date, or takes the session's time zone without an
-error.
+Some strings are not checked: those for composite types, for range types of your own, and for types that hold floats,
+such as `point` and `vector`. In these PostgreSQL rounds a number, drops the time of a date, or takes the session's
+time zone, without an error.
 
-In a string for an `interval`, `1.5 months` is `1 mon 15 days`. It is refused if PostgreSQL would lose a part
+In a string for an `interval`, `1.5 months` is `1 mon 15 days`. The string is refused if PostgreSQL would lose a part
 (`0.3 years`, `1.5 us`) or read it by `IntervalStyle` (`-1 day 02:00`). A string for a range or multirange of dates or
 times needs bounds that are empty, infinite, or written like `2024-07-01`, `2024-07-01 12:30:15.123456` (`tsrange`)
 and `2024-07-01 12:30:15.123456+02` (`tstzrange`).

@@ -182,14 +182,23 @@ def test_a_group_goes_from_another_program_to_consumers_and_back_as_the_page_say
     cluster.produce(100)
     old_consumer(cluster, 100, query)
     cluster.produce(100)
+    query("INSERT INTO results SELECT generate_series(100, 116, 4)")  # five of partition 0: it died before it committed
+    [(place, to)] = re.findall(
+        r" --group billing (--topic payments:0) --reset-offsets (--to-offset .*)$", PAGE, re.MULTILINE
+    )
+    reset_by_tool(offsetstore_kafka, "billing", *place.replace("payments", cluster.topic).split(), *to.split())
     shown = run_from_page(
         "offsetstore resolve --group billing --topic payments -b localhost:9092", offsetstore_database, cluster
     )
     rows = [line.split()[:2] for line in shown.splitlines() if line.startswith(cluster.topic)]
-    assert rows == [[str(tp), "25"] for tp in cluster.tps]
+    starts_at = [30, 25, 25, 25]
+    assert rows == [[str(tp), str(at)] for tp, at in zip(cluster.tps, starts_at, strict=True)]
     running = starts()
     wait_for(query, cluster, running)
-    assert {(line.event, line.to_offset) for line in store.history("billing", events=["adopt"])} == {("adopt", 25)}
+    adopted = store.history("billing", events=["adopt"])
+    assert sorted((line.topic_partition, line.to_offset) for line in adopted if line.topic_partition) == [
+        *zip(cluster.tps, starts_at, strict=True)
+    ]
     running.stop()
 
     # As if it had been killed: Kafka has what the old one committed.

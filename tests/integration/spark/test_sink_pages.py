@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
+from offsetstore import TopicPartition
 from tests.integration.spark.conftest import execute_block
 from tests.support.transforms import traced
 from tests.support.world import SECONDS, World
@@ -29,6 +31,14 @@ def test_each_minute_is_written_once_it_is_over(world: World) -> None:
 
     assert run(0, 0, 3) == [("09:00", 2)]
     assert run(9) == [("09:00", 2), ("09:03", 1)]
+
+    # Its checkpoint is moved away: the window that was open is lost, until its record is read again as the page says.
+    shutil.rmtree(world.checkpoints)
+    assert run(12) == [("09:00", 2), ("09:03", 1)]
+    shutil.rmtree(world.checkpoints)
+    world.store.reset(world.group, {TopicPartition(topic, 0): 3}, reason="read the lost window again")
+    world.database.execute("DELETE FROM per_minute WHERE start > '2025-01-01 09:03Z'")
+    assert sorted(run(15)) == [("09:00", 2), ("09:03", 1), ("09:09", 1), ("09:12", 1)]
 
 
 def test_the_sink_alone_reads_all_records_and_goes_on_with_its_own_checkpoint(world: World) -> None:
