@@ -56,7 +56,7 @@ def test_the_lines_of_the_page_are_what_is_printed(told: Told) -> None:
     told.figures.on(OutboxRefused(group="relay", errors=dict.fromkeys((7, 8, 9), "too large")))
     told.send(1_200_000, seconds=59.5)
     told.send(14)
-    told.send(80_100, seconds=3.514)
+    told.send(80_100, seconds=3.5142)
     told.clock.now += 60
     told.rest()
     [printed] = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
