@@ -52,7 +52,6 @@ from tests.support.recorder import Recorder
 from tests.support.relayed import FakeKafka, running
 from tests.support.waiting import wait_until
 
-
 RECOVERY = Path(__file__).parents[3] / "docs" / "relay-recovery.md"
 
 
@@ -199,7 +198,7 @@ def test_after_the_page_s_steps_each_row_of_a_restored_database_is_in_kafka_once
         place.relay().drain()
 
     assert place.query(f"SELECT id FROM ({named}) AS named ORDER BY 1") == [(1,), (2,)]
-    is_there = "convert_from(value, 'UTF8')::int = ANY ('{%s}')" % ", ".join(map(str, in_kafka))
+    is_there = f"convert_from(value, 'UTF8')::int IN ({', '.join(map(str, in_kafka))})"
     place.query(f"DELETE FROM outbox WHERE id NOT IN (SELECT id FROM ({named}) AS named) AND {is_there}")
     if decision == "repeat":
         place.query(f"DELETE FROM outbox WHERE {is_there}")
