@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -29,7 +31,16 @@ from offsetstore.kafka.outlet import ProducerEnded
 from offsetstore.postgres.grants import grant_relay
 from offsetstore.postgres.outbox import Reader
 from offsetstore.protocol.events import OutboxBlocked, OutboxWaits
-from offsetstore.protocol.outbox import CheckToken, Mark, OutboxRecord, OutboxRow, Read, Take, WriteBatch
+from offsetstore.protocol.outbox import (
+    CheckToken,
+    Mark,
+    OnUncertain,
+    OutboxRecord,
+    OutboxRow,
+    Read,
+    Take,
+    WriteBatch,
+)
 from offsetstore.runtime import failpoints
 from offsetstore.testing import InMemoryOffsetStore
 from tests.integration.conftest import Query
@@ -40,6 +51,8 @@ from tests.support.pooler import Pooler
 from tests.support.recorder import Recorder
 from tests.support.relayed import FakeKafka, running
 from tests.support.waiting import wait_until
+
+RECOVERY = Path(__file__).parents[3] / "docs" / "relay-recovery.md"
 
 
 @dataclass(frozen=True)
@@ -163,6 +176,37 @@ def test_a_batch_that_kafka_may_have_is_sent_again_or_skipped_as_a_person_says(p
         place.relay(on_uncertain=decision).drain()
         assert place.left() == 0
     assert place.kafka.values() == [0]
+
+
+@pytest.mark.behaviour("OUT-5")
+@pytest.mark.parametrize(
+    ("in_kafka", "decision"),
+    [([0, 1, 2], "skip"), ([2], "repeat"), ([0, 2], "repeat")],
+    ids=["the named rows", "none of the named rows", "one of the named rows"],
+)
+def test_after_the_page_s_steps_each_row_of_a_restored_database_is_in_kafka_once(
+    place: Place, in_kafka: list[int], decision: OnUncertain
+) -> None:
+    """The batch that the backup has named 0 and 1. Later on 2 was sent, too; 3 was not."""
+    [named] = re.findall(r"`(SELECT \* FROM outbox WHERE [^`]+)`", RECOVERY.read_text(encoding="utf-8"))
+    place.relay().drain()
+    place.put(0, 1, 2, 3)
+    place.kafka.rows = [OutboxRow(number, "events", None, b"%d" % number) for number in in_kafka]
+    place.kafka.mark = Mark(9, "after the backup")
+    place.query("UPDATE outbox_relays SET ids = (SELECT array_agg(id ORDER BY id) FROM outbox WHERE id <= 2)")
+    with pytest.raises(OutboxUncertain, match=r"later batches.*2 rows of batch"):
+        place.relay().drain()
+
+    assert place.query(f"SELECT id FROM ({named}) AS named ORDER BY 1") == [(1,), (2,)]
+    is_there = f"convert_from(value, 'UTF8')::int IN ({', '.join(map(str, in_kafka))})"
+    place.query(f"DELETE FROM outbox WHERE id NOT IN (SELECT id FROM ({named}) AS named) AND {is_there}")
+    if decision == "repeat":
+        place.query(f"DELETE FROM outbox WHERE {is_there}")
+    place.relay(on_uncertain=decision).drain()
+    place.put(4)
+    place.relay().drain()
+    assert sorted(place.kafka.values()) == [0, 1, 2, 3, 4]
+    assert place.left() == 0
 
 
 @pytest.mark.behaviour("OUT-2", "OUT-10")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
 from offsetstore.cli.relay import SentLines
 from offsetstore.protocol.events import OutboxRefused, OutboxRests, OutboxSent
 from tests.support.clock import Clock
+
+PAGE = Path(__file__).parents[3] / "docs" / "relay.md"
 
 
 class Told:
@@ -44,6 +48,19 @@ def test_a_line_a_minute_is_printed_while_rows_are_sent_and_one_at_rest(told: To
     told.clock.now += 600
     told.rest()
     assert len(told.lines) == 3
+
+
+@pytest.mark.behaviour("OUT-7")
+def test_the_lines_of_the_page_are_what_is_printed(told: Told) -> None:
+    told.send(4_000)
+    told.figures.on(OutboxRefused(group="relay", errors=dict.fromkeys((7, 8, 9), "too large")))
+    told.send(1_200_000, seconds=59.5)
+    told.send(14)
+    told.send(80_100, seconds=3.5142)
+    told.clock.now += 60
+    told.rest()
+    [printed] = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert told.lines == printed.splitlines()
 
 
 @pytest.mark.behaviour("OUT-7")
