@@ -317,8 +317,11 @@ def test_the_page_shows_an_uncertain_batch_and_its_code_adopts_the_job_once_that
     assert shown.exit_code == 1  # the batch is uncertain
     assert "payments" in shown.output
 
+    def for_spark(_options: object) -> StaticBroker:
+        return broker
+
     names: dict[str, Any] = {"store": store, "kafka": {}, "StartPolicy": StartPolicy}
-    names["Broker"] = SimpleNamespace(from_spark=lambda _: broker)
+    names["Broker"] = SimpleNamespace(from_spark=for_spark)
     with pytest.raises(UncertainBatch):
         exec(adopt, names)  # noqa: S102 - the page's own words
     skip, replay = (eval(line, names) for line in policies.splitlines())  # noqa: S307 - the same
