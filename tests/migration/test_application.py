@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table
 from offsetstore import OffsetStore
 from offsetstore.errors import ConfigurationError
 from offsetstore.postgres.migrate import OURS, exclude
-from tests.migration.conftest import shape, tables
+from tests.migration.conftest import ROOT, shape, tables
 
 ENV = """
 from alembic import context
@@ -58,6 +59,15 @@ def upgrade():
 
 def downgrade():
     ${downgrades or "pass"}
+"""
+# What the application of docs/alembic.md has above the page's block.
+ABOVE = """
+from alembic import context
+from sqlalchemy import NullPool, create_engine
+
+shop = context.config.attributes["shop"]
+connectable = create_engine(shop.url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
+target_metadata = shop.models()
 """
 BY_REVISION = """
 revision = "shop1"
@@ -153,6 +163,20 @@ def test_our_tables_come_with_its_upgrade_and_its_autogenerate_leaves_them_alone
     OffsetStore.connect(shop.url, schema=schema).close()
     if schema == "jobs":
         assert shape(shop.url, "jobs") == shape(offsetstore_database)
+    assert shop.autogenerate() == []
+
+
+def test_the_env_py_of_the_page_brings_them_and_leaves_them_alone(shop: Shop) -> None:
+    """docs/alembic.md."""
+    page = (ROOT / "docs" / "alembic.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (shop.path / "env.py").write_text(ABOVE + block)
+
+    assert [kind for kind, *_ in shop.autogenerate()] == ["add_table"]
+    shop.upgrade()
+
+    OffsetStore.connect(shop.url).close()
+    assert {"payments", "alembic_version"} <= tables(shop.url)
     assert shop.autogenerate() == []
 
 

@@ -63,6 +63,9 @@ def test_what_the_page_says_to_type_runs(  # noqa: PLR0917
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
             printed[line] = done.stdout
 
+    [in_text] = re.findall(r"`(outbox set-aside [^`]*)`", PAGE)
+    assert "--execute" not in in_text
+    here(*(names.get(word, word) for word in shlex.split(in_text.replace("shop", "billing"))))
     assert (tools / "rules" / "offsetstore.rules.yml").exists()
     assert "a night's load" in printed["$ offsetstore history -g billing --event pause --event resume -n 5"]
     assert "Completed updating config" in next(text for line, text in printed.items() if " --alter " in line)

@@ -12,7 +12,10 @@ from offsetstore import OffsetStore, Relay, TopicPartition
 from offsetstore.errors import ForeignStore, OutboxUncertain, StoreMoved
 from offsetstore.local.postgres import PostgresServer
 from offsetstore.offsets import CommittedOffset
+from offsetstore.protocol.starting import StartPolicy
 from offsetstore.protocol.store_facts import Stamp
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import join
 from offsetstore.testing import StaticBroker
 from tests.integration.cli.conftest import Here, Run, advance, blocks, words
 from tests.support.outbox import numbered, put
@@ -88,6 +91,17 @@ def test_the_step_for_a_copy_makes_it_another_store_with_a_group_of_its_own_in_k
         "Give each of its jobs a kafka_group= of its own.",
         "If the outbox has rows, the original sends them: empty it before a relay starts (docs/relay-recovery.md).",
     ]
+
+
+def test_a_group_of_a_copy_may_be_renamed_instead_as_the_page_says_for_consumers(there: Here, copy: str) -> None:
+    there(*NEW_ID)
+    with OffsetStore.connect(copy) as store:
+        store.rename_group(GROUP, "billing-staging", reason="a consumer has no kafka_group=")
+        request = ClaimRequest(
+            "billing-staging", broker(), ("payments",), StartPolicy(), "refuse", 5.0, "billing-staging"
+        )
+        with join(store, request):
+            assert store.offsets("billing-staging")[TP].next_offset == 40
 
 
 @pytest.mark.behaviour("OUT-5", "START-27")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +24,7 @@ from offsetstore.testing.broker import StaticBroker
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 GROUP = "billing"
+PAGE = (Path(__file__).parents[3] / "docs" / "adopting.md").read_text(encoding="utf-8")
 
 
 class Checkpoint:
@@ -297,3 +302,29 @@ def test_an_adoption_that_is_refused_still_shows_the_partitions_that_are_certain
     without_records = read_adoption(QueryCheckpoint("/old", 11, {P0: 20, P1: 30}, 12, {}), {}, "fail")
     assert without_records.refusal is not None
     assert without_records.adopted == {}
+
+
+def test_the_page_shows_an_uncertain_batch_and_its_code_adopts_the_job_once_that_is_decided(
+    store: InMemoryOffsetStore, broker: StaticBroker, uncertain: Checkpoint
+) -> None:
+    """docs/adopting.md; its block about other file systems needs Spark."""
+    found = re.findall(r"^ *```(console|python)\n(.*?)^ *```$", PAGE, re.DOTALL | re.MULTILINE)
+    command, adopt, policies, _other = (
+        textwrap.dedent(text).replace("/checkpoints/old-billing", str(uncertain.path)) for _, text in found
+    )
+    _prompt, _program, *arguments = shlex.split(command.replace(str(uncertain.path), shlex.quote(str(uncertain.path))))
+    shown = CliRunner().invoke(cli, arguments)
+    assert shown.exit_code == 1  # the batch is uncertain
+    assert "payments" in shown.output
+
+    def for_spark(_options: object) -> StaticBroker:
+        return broker
+
+    names: dict[str, Any] = {"store": store, "kafka": {}, "StartPolicy": StartPolicy}
+    names["Broker"] = SimpleNamespace(from_spark=for_spark)
+    with pytest.raises(UncertainBatch):
+        exec(adopt, names)  # noqa: S102 - the page's own words
+    skip, replay = (eval(line, names) for line in policies.splitlines())  # noqa: S307 - the same
+    assert (skip, replay) == (StartPolicy(on_uncertain="skip"), StartPolicy(on_uncertain="replay"))
+    exec(adopt.replace('")', '", policy=replay)'), {**names, "replay": replay})  # noqa: S102 - the same
+    assert stored(store) == {P0: 22, P1: 33, P2: 0}
