@@ -17,11 +17,12 @@ from offsetstore.postgres.database import PostgresDatabase, schemas_with_tables
 from offsetstore.postgres.migrate import revisions, upgrade, upgrade_as_sql
 from offsetstore.postgres.schema import HEAD, quoted
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.store_facts import runs_on
+from offsetstore.protocol.store_facts import is_earlier, runs_on
 from offsetstore.text import visible
 
 _PATIENCE = 60.0  # seconds for which it tries to get the locks
 _PAUSE = 3.0  # seconds in which others get the tables
+_FIRST_OF_SERIES = "0009"  # code before it runs on its own revision alone (decision 0056)
 _IDLE_SECONDS = 120.0  # after which the server ends a transaction that is left open
 
 
@@ -91,6 +92,11 @@ def _migrate(database: PostgresDatabase, schema: str | None, *, force: bool) -> 
         print_text(f"Migrated from {f'revision {before}' if before else 'no tables'} to revision {_in_words(HEAD)}.")
         if before is not None and not runs_on(before, HEAD):
             print_text("Earlier versions of offsetstore do not run on these tables: start every job with this one.")
+        elif before is not None and is_earlier(before, _FIRST_OF_SERIES):
+            print_text(
+                f"Jobs of code before revision {_FIRST_OF_SERIES} go on, but can't be started again on these tables: "
+                "replace each with this version."
+            )
 
 
 def _attempt_patiently(database: PostgresDatabase, schema: str | None, *, force: bool) -> str | None:
