@@ -130,7 +130,9 @@ def measure_calls(servers: str, url: str, records: int, rounds: int, kind: str) 
     """Have two processes make a call for each record, in each round."""
     topic = f"calls-{uuid4().hex}"
     create_topic(servers, topic, partitions=SHARED)
-    made = (NewRecord(str(number).encode(), _key_of(number), number % SHARED) for number in range(records))
+    made = (
+        NewRecord(str(number).encode(), key=_key_of(number), partition=number % SHARED) for number in range(records)
+    )
     produce(servers, topic, made, settings={"linger.ms": 50})
     found: list[Figures] = []
     for number in range(rounds):

@@ -147,7 +147,9 @@ class Bench:
     def _produce(self, values: Any) -> None:
         self._topic = f"records-{uuid4().hex}"
         create_topic(self._servers, self._topic, partitions=PARTITIONS)
-        records = (NewRecord(value.encode(), None, number % PARTITIONS) for number, value in enumerate(values))
+        records = (
+            NewRecord(value.encode(), key=None, partition=number % PARTITIONS) for number, value in enumerate(values)
+        )
         produce(self._servers, self._topic, records, settings={"linger.ms": 50})
 
     def _run(self, **arguments: Any) -> tuple[str, float]:

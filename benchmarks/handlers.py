@@ -168,7 +168,9 @@ def make_topic(servers: str, records: int, partitions: int) -> None:
     """Produce records whose values are their numbers; of those of one partition, number n has offset n ÷ partitions."""
     topic = _topic(records, partitions)
     create_topic(servers, topic, partitions=partitions)
-    made = (NewRecord(str(number).encode(), key_of(number), number % partitions) for number in range(records))
+    made = (
+        NewRecord(str(number).encode(), key=key_of(number), partition=number % partitions) for number in range(records)
+    )
     produce(servers, topic, made, settings={"linger.ms": 50})
 
 

@@ -33,7 +33,7 @@ killed: list[int] = []
 
 def payments(first: int) -> list[NewRecord]:
     """Make a round of payments, each with a payer of its own."""
-    return [NewRecord(b"12.50", f"payer {number}".encode()) for number in range(first, first + PAYMENTS)]
+    return [NewRecord(b"12.50", key=f"payer {number}".encode()) for number in range(first, first + PAYMENTS)]
 
 
 def count() -> tuple[int, int]:

@@ -73,7 +73,7 @@ with PostgresServer() as postgres, KafkaBroker() as kafka, ThreadPoolExecutor() 
     os.environ["OFFSETSTORE_URL"] = postgres.url
     try:
         for failpoint in ("outbox_produced", "outbox_sent"):  # there it sends SIGKILL to itself
-            payments = [NewRecord(b"12.50", f"payer {number % PAYERS}".encode()) for number in range(PAYMENTS)]
+            payments = [NewRecord(b"12.50", key=f"payer {number % PAYERS}".encode()) for number in range(PAYMENTS)]
             produce(servers, "payments", payments)
             environment = {**os.environ, "OFFSETSTORE_FAILPOINT": failpoint}
             killed = subprocess.run([*RELAY, servers], env=environment, check=False, timeout=120)

@@ -202,7 +202,7 @@ def step_for(audience: Literal["command", "page"], step: str) -> str:
 
 
 class OffsetStoreError(Exception):
-    """The root of the tree above.
+    """The base class of every error that is raised on purpose.
 
     ``what`` says what happened, ``found`` and ``expected`` are values that a program can look at, ``next_step`` tells a
     person what to do. ``topic_partition`` is ``None`` if the error is not about one partition; ``doing`` then says in

@@ -1,4 +1,4 @@
-"""Create topics, produce records and read them back, for the demo and tests."""
+"""Create topics, produce records and read them back: for first steps, tests and the demo, not for an application."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -15,6 +15,16 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.kafka.errors import Doing, broker_error
+
+__all__ = [
+    "NewRecord",
+    "create_partitions",
+    "create_topic",
+    "delete_records",
+    "delete_topic",
+    "produce",
+    "read_committed",
+]
 
 _SECONDS = 30.0
 _LOOK_SECONDS = 0.02
@@ -28,6 +38,7 @@ class NewRecord:
     """One record to produce. By default the key chooses the partition, and the timestamp is now."""
 
     value: bytes | None
+    _: KW_ONLY
     key: bytes | None = None
     partition: int = _ANY_PARTITION
     timestamp_ms: int = _NOW

@@ -38,7 +38,7 @@ def deliver(
     last record. With `InMemoryOffsetStore`, the writer is an `Execute` whose function calls ``work.connection.append``.
 
     :param claim: as from ``store.claim("billing", topics=["payments"])``.
-    :param transform, into, metadata, dead_letters, propagate: see `Consumer`.
+    :param transform: computes the rows; this and the arguments below are as of `Consumer`.
     :param number: `BatchInfo.number`.
     :raises OffsetStoreError: the error that would end the consumer.
     """

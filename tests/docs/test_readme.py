@@ -83,7 +83,7 @@ def test_the_example_lands_what_kafka_has_and_a_record_that_cant_be_computed_end
     """Spark computes the record in a task, which Java and Python log with all of their stacks."""
     database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
     topic, servers = offsetstore_topic(1), offsetstore_kafka.bootstrap_servers
-    admin.produce(servers, topic, [admin.NewRecord(b"1.50", b"ada"), admin.NewRecord(b"2.25", b"bob")])
+    admin.produce(servers, topic, [admin.NewRecord(b"1.50", key=b"ada"), admin.NewRecord(b"2.25", key=b"bob")])
     assert FILES["job.py"].count('"subscribe": "payments"') == 1
     code = FILES["job.py"].replace('"subscribe": "payments"', f'"subscribe": "{topic}"')
     (script := tmp_path / "job.py").write_text(code, encoding="utf-8")
@@ -94,7 +94,7 @@ def test_the_example_lands_what_kafka_has_and_a_record_that_cant_be_computed_end
     }
     with JobProcess([script], tmp_path / "log", environment=environment, cwd=README.parent) as job:
         wait_until(lambda: landed(job, database, 2), timeout=SECONDS)
-        admin.produce(servers, topic, [admin.NewRecord(b"3.00", b"cleo"), admin.NewRecord(b"a lot", b"dan")])
+        admin.produce(servers, topic, [admin.NewRecord(b"3.00", key=b"cleo"), admin.NewRecord(b"a lot", key=b"dan")])
         assert end_of(job) == 5, job.end_of_log
 
     rows = database.rows("SELECT payer, amount::text FROM payments ORDER BY payer")

@@ -128,7 +128,7 @@ def test_an_example_runs_on_a_database(name: str, offsetstore_database: str, mon
 
 def test_only_what_needs_spark_or_kafka_is_not_run() -> None:
     assert all(re.search(r"^# Needs (Spark|PostgreSQL and Kafka)", BLOCKS[name]) for name in TYPED_ONLY)
-    assert len(TYPED_ONLY) <= 3
+    assert len(TYPED_ONLY) <= 4
     assert len(IN_MEMORY) > 15
 
 

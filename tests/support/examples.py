@@ -97,7 +97,10 @@ class Examples:
 
     def produce(self, topic: str, *records: tuple[str, str], partition: int = 0, timestamp_ms: int = 0) -> None:
         """Append (key, value) to one partition of the topic."""
-        made = [admin.NewRecord(value.encode(), key.encode(), partition, timestamp_ms) for key, value in records]
+        made = [
+            admin.NewRecord(value.encode(), key=key.encode(), partition=partition, timestamp_ms=timestamp_ms)
+            for key, value in records
+        ]
         admin.produce(self.kafka_servers, topic, made)
 
     def run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

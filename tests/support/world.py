@@ -100,13 +100,14 @@ class World:
     def produce(self, topic: str, values: Iterable[str | bytes | None], *, partition: int = 0) -> None:
         """Append records without a key to one partition, in order."""
         records = [
-            admin.NewRecord(value.encode() if isinstance(value, str) else value, None, partition) for value in values
+            admin.NewRecord(value.encode() if isinstance(value, str) else value, key=None, partition=partition)
+            for value in values
         ]
         admin.produce(self.kafka.bootstrap_servers, topic, records, settings=_QUICKLY)
 
     def produce_keyed(self, topic: str, records: Iterable[tuple[str, str]], *, partition: int = 0) -> None:
         """Append records with a key to one partition, in order."""
-        made = [admin.NewRecord(value.encode(), key.encode(), partition) for key, value in records]
+        made = [admin.NewRecord(value.encode(), key=key.encode(), partition=partition) for key, value in records]
         admin.produce(self.kafka.bootstrap_servers, topic, made, settings=_QUICKLY)
 
     def produce_whole(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, Any, int]]) -> None:

@@ -12,6 +12,7 @@ import pytest
 PACKAGES = (
     "offsetstore",
     "offsetstore.consumer",
+    "offsetstore.kafka.admin",
     "offsetstore.monitoring",
     "offsetstore.outbox",
     "offsetstore.spark",

@@ -140,7 +140,7 @@ def scene(
 
 
 def produce(servers: str, topic: str) -> None:
-    records = [admin.NewRecord(b"a", key, 0) for key in (None, b"dropped")]
+    records = [admin.NewRecord(b"a", key=key, partition=0) for key in (None, b"dropped")]
     admin.produce(servers, topic, records)
 
 

@@ -96,7 +96,7 @@ def test_servers_outlive_the_command_keep_their_data_and_a_job_runs_on_them_unti
     database = Database(url)
     database.execute("CREATE TABLE payments (payer text, amount numeric(12, 2))")
     create_topic(servers, "payments")
-    produce(servers, "payments", [NewRecord(b"1.50", b"ada"), NewRecord(b"2.25", b"bob")])
+    produce(servers, "payments", [NewRecord(b"1.50", key=b"ada"), NewRecord(b"2.25", key=b"bob")])
     quick = [word for name, value in quick_conf(spark_conf()).items() for word in ("--conf", f"{name}={value}")]
     # A session of its own has the processes of the job, and those alone, whatever groups they form.
     with (tmp_path / "log").open("wb") as log:

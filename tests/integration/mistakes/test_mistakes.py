@@ -198,7 +198,7 @@ def on_kafka(
 
 
 def produce(mistake: Edited, names: Names) -> None:
-    records = [admin.NewRecord(value, b"ada") for value in mistake.records]
+    records = [admin.NewRecord(value, key=b"ada") for value in mistake.records]
     admin.produce(os.environ["OFFSETSTORE_BOOTSTRAP_SERVERS"], names.in_("{topic}"), records)
 
 

@@ -47,8 +47,8 @@ def test_no_value_and_no_password_is_in_anything_that_a_job_shows(
     leak = f"leak{uuid4().hex}"
     topic = offsetstore_topic(1)
     headers = (("origin", canaries["header"].encode()),)
-    record = admin.NewRecord(canaries["value"].encode(), canaries["key"].encode(), 0, headers=headers)
-    fine = admin.NewRecord(canary_job.GOOD.encode(), None, 0)
+    record = admin.NewRecord(canaries["value"].encode(), key=canaries["key"].encode(), partition=0, headers=headers)
+    fine = admin.NewRecord(canary_job.GOOD.encode(), key=None, partition=0)
     admin.produce(offsetstore_kafka.bootstrap_servers, topic, [record, fine])
     database = Database(offsetstore_database)
     database.execute(canary_job.TABLES)

@@ -70,7 +70,7 @@ def test_each_state_has_its_code_in_time_and_no_outage_ends_a_job(
         connection.execute(EVENTS.encode())
 
     def produce(value: str) -> None:
-        admin.produce(kafka.bootstrap_servers, topic, [admin.NewRecord(value.encode(), None, 0)])
+        admin.produce(kafka.bootstrap_servers, topic, [admin.NewRecord(value.encode(), key=None, partition=0)])
 
     arguments = [postgres.url, kafka.bootstrap_servers, topic, offsetstore_group, str(tmp_path / "checkpoints")]
     with JobProcess(["-m", "tests.support.monitored_job", *arguments], tmp_path / "log", cwd=ROOT) as job:
