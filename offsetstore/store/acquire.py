@@ -215,6 +215,9 @@ def ask(
     identity = read(store.database, lambda session: _look_around(session, store.database.schema))
     # Read before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
     stored = read_offsets(store.database, request.group)
+    if not stored:
+        # Before the offsets are judged: Kafka still has the old name's copies, which look like those of a lost store.
+        read(store.database, lambda session: _expect_its_name(session, request.group))
     view = request.view()
     checkpoint = adoption.read_for(request.checkpoint, stored, view)
     if view is None:
@@ -272,6 +275,15 @@ def _look_around(session: Session, schema: str | None) -> StoreIdentity:
     identity.expect_home(schema)
     session.expect_grants()
     return identity
+
+
+def _expect_its_name(session: Session, group: str) -> None:
+    """Refuse a group without rows that was renamed.
+
+    A supervisor may start a job under its old name again, and the job would read the whole topic again.
+    """
+    if (last := renamed(session.history(group))) is not None:
+        raise GroupRenamed(f"the group {group!r} was renamed", found=last.reason, expected="a claim by its new name")
 
 
 def _warn_of_copy(request: ClaimRequest, starting: StartingOffsets | None) -> None:
@@ -353,9 +365,8 @@ def lock_whole(
     if request.takeover != "fence":
         _check_owner(owner, request, claim_id)
     rows = session.lock_group_partitions(group)
-    # A supervisor may start a job under its old name again, and the job would read the whole topic again.
-    if not rows and (last := renamed(session.history(group))) is not None:
-        raise GroupRenamed(f"the group {group!r} was renamed", found=last.reason, expected="a claim by its new name")
+    if not rows:
+        _expect_its_name(session, group)
     view, starting = resolve_locked(session, request, rows, evidence, store_id=identity.store_id, checkpoint=checkpoint)
     return Locked(before.epoch, owner, identity.store_id, rows, view, starting)
 

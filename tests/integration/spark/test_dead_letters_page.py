@@ -39,6 +39,12 @@ def topic(world: World) -> str:
     return world.topic(values)
 
 
+def test_spark_reads_a_comma_in_a_text_as_the_page_warns(world: World) -> None:
+    value = """from_json('{"amount": "12,50"}', 'amount decimal(12, 2)').amount"""
+    [row] = world.spark.sql(f"SELECT CAST({value} AS STRING) AS amount, try_cast('12,50' AS decimal(12, 2))").collect()
+    assert tuple(row) == ("1250.00", None)
+
+
 @pytest.mark.behaviour("DLQ-12")
 def test_rejects_have_codes_and_the_function_leaves_large_payments_to_a_person(world: World, topic: str) -> None:
     world.produce(topic, ['{"order_id": 1, "amount": 2000000}', '{"order_id": 2}'])

@@ -888,6 +888,22 @@ def test_a_renamed_group_keeps_its_group_in_kafka_and_its_old_copies_there_do_no
     assert starts(renamable, broker, **kept)[P0].reason is Reason.STORED
 
 
+@pytest.mark.behaviour("OPS-3")
+@pytest.mark.parametrize("on_rewound", ["fail", "stored", "kafka"])
+def test_a_start_by_the_old_name_is_told_the_new_one_although_kafka_has_the_old_copies(
+    renamable: OffsetStore, broker: StaticBroker, on_rewound: Any
+) -> None:
+    with renamable.claim(GROUP, broker, mirror_every=SELDOM) as claim:
+        advance(renamable, claim, P0, 40)
+    assert copied(broker)[P0] == 40
+    renamable.rename_group(GROUP, "invoicing", reason="its new name")
+
+    with pytest.raises(errors.GroupRenamed, match="invoicing"):
+        renamable.claim(GROUP, broker, policy=StartPolicy(on_rewound=on_rewound))
+    [owner] = [row for row in renamable.groups() if row.group == GROUP]
+    assert owner.owner.state == "ended"  # the refused start alerts nobody
+
+
 @pytest.mark.behaviour("MIRROR-7")
 def test_a_new_name_does_not_decide_about_another_application(renamable: OffsetStore, broker: StaticBroker) -> None:
     with renamable.claim(GROUP, broker, kafka_group="kept", mirror_every=SELDOM):
