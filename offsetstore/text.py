@@ -221,8 +221,8 @@ def schema_option(schema: str | None) -> list[str]:
 
 
 def did_you_mean(names: Iterable[str]) -> str:
-    """``Did you mean a, b? ``, before the rest of a next step; nothing without names."""
-    near = ", ".join(names)
+    """``Did you mean 'a', 'b'? ``, before the rest of a next step; nothing without names. click quotes them, too."""
+    near = ", ".join(map(repr, names))
     return f"Did you mean {near}? " if near else ""
 
 
