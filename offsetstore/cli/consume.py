@@ -14,6 +14,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.consume_process import Told
+from offsetstore.cli.output import log_prefix
 from offsetstore.lazy import find
 from offsetstore.monitoring.processes import Care, Supervisor
 from offsetstore.monitoring.supervision import RunningClock, Supervision
@@ -124,4 +125,4 @@ def consume(
 def _say(text: str) -> None:
     # A terminal that was closed ends no process.
     with suppress(OSError):
-        click.echo(f"offsetstore: {visible(text)}", err=True)
+        click.echo(f"{log_prefix()}{visible(text)}", err=True)
