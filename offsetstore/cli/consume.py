@@ -92,7 +92,7 @@ def consume(
     After 6 it goes on if another process of the same fleet has taken the group over. A process that ends otherwise is
     replaced. If none has worked yet, and five in a row end for what only someone can correct, such as a wrong password,
     missing tables or a module that can't be imported, all end with that code. A record that kills its process is named.
-    See docs/consumer.md.
+    See the page 'Run a consumer' of the documentation.
 
     \b
     Examples, with OFFSETSTORE_URL set:

@@ -244,7 +244,8 @@ def health(
       live, ready  true or false
       codes        claim-lost, query-ended, batch-too-long, polling-stalled,
                    jvm-gone, memory, database-unreachable, kafka-unreachable,
-                   starting, paused, partition-held; see docs/health.md
+                   starting, paused, partition-held; see the page 'Health'
+                   of the documentation
       reasons[]    code, group, text; only on the loopback address, or with
                    the token
 

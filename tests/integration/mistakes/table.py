@@ -378,7 +378,8 @@ JOBS: Final = [
         "a transform that returns neither rows nor columns",
         (0, 1),
         "group 'billing' is new: it reads at most 1 record of {topic}. ... "
-        "If its job ran before under another name, or without offsetstore, stop it, and see docs/starting.md.",
+        "If its job ran before under another name, or without offsetstore, don't let it run, "
+        "and see the page 'A refused start' of the documentation.",
         edits=(
             ("return batch.selectExpr(", "return batch.select().limit(0) if True else batch.selectExpr("),
             (".start()", ".trigger(availableNow=True).start()"),
