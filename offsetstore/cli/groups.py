@@ -312,15 +312,15 @@ def status(*, group: str | None, kafka: options.Kafka, limit: int | None, after:
     is "stalled": records are unread, and the job is silent or has stored nothing for 15 minutes.
 
     Each start of a job makes a claim of the group, and each claim has a higher epoch than the one before; so has a
-    decision that takes the group from a job, such as a reset. A job writes only while the partition's epoch is its own.
-    The lag is the number of offsets from the stored one to the end of the log. The age is the time since the stored
-    offset last changed, by the database's clock. An offset is marked "pinned" if it was set by a decision: it takes
-    precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another application
-    or a copy of the database used the group in Kafka while the job ran: see docs/starting.md. It is marked "suspect" if
-    the log is known to have lost records: each start fails until a reset. The lag of an offset beyond the log's end is
-    not known, nor is that of an offset whose topic was created anew, or which belongs to another cluster. While the
-    group is paused, its job waits. If the store's tables are in another database than before, or it is not known in
-    which one, that is said too.
+    decision that takes the group from a job, such as a reset. A job writes only while the partition's epoch is its
+    own. The lag is the number of offsets from the stored one to the end of the log. The age is the time since the
+    stored offset last changed, by the database's clock. An offset is marked "pinned" if it was set by a decision:
+    it takes precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another
+    application or a copy of the database used the group in Kafka while the job ran: see the page 'A refused start'
+    of the documentation. It is marked "suspect" if the log is known to have lost records: each start fails until a
+    reset. The lag of an offset beyond the log's end is not known, nor is that of an offset whose topic was created
+    anew, or which belongs to another cluster. While the group is paused, its job waits. If the store's tables are
+    in another database than before, or it is not known in which one, that is said too.
 
     The processes of a consumer share the group's claim, and so its epoch, as members of one fleet: each is listed with
     the partitions that it was the last to take.
@@ -384,7 +384,7 @@ def status(*, group: str | None, kafka: options.Kafka, limit: int | None, after:
     database = "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown"
     rows = [_partition_row(tp, part) for tp, part in state.partitions.items()]
     made = document(state, _STATUS_KEYS, state=state_of(state), database=database, dead_letters=letters)
-    members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.members else []
+    members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.of_members else []
     ask.show(made, *_head(state, identity, schema), *members, Table(_STATUS_COLUMNS, rows), *_notes(state))
     # After the answer: what is stored is shown all the same.
     if (error := _unanswered(state)) is not None:
@@ -496,5 +496,5 @@ def _owner_in_words(state: GroupState) -> str:
         life = f"silent, last heartbeat {short(-seen)} ahead of the database's clock"
     elif seen is not None and (owner.is_live or owner.state == "silent"):
         life = f"{owner.state}, last heartbeat {short(max(timedelta(0), seen))} ago"
-    of = owner.owner if owner.fleet is None else f"a fleet, {counted(len(state.members), 'member')}"
+    of = owner.owner if owner.fleet is None else f"a fleet, {counted(len(state.of_members), 'member')}"
     return f"epoch {owner.token.epoch} of {of}, claimed {since}, {life}"
