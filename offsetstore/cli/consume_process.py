@@ -29,6 +29,7 @@ from offsetstore.cli.output import log_prefix, print_error
 from offsetstore.errors import (
     ConfigurationError,
     ExitCode,
+    FunctionFailed,
     MissingDependency,
     OffsetStoreError,
     StaleClaim,
@@ -47,7 +48,16 @@ from offsetstore.protocol.events import BatchEnded, Event
 from offsetstore.protocol.runs import JobError
 from offsetstore.runtime.background import Background
 from offsetstore.runtime.functions import TermSignal, call, tells_of_outage
-from offsetstore.text import counted, describe_error, describe_other, did_you_mean, error_text, place_of, print_trace
+from offsetstore.text import (
+    TRACE,
+    counted,
+    describe_error,
+    describe_other,
+    did_you_mean,
+    error_text,
+    place_of,
+    print_trace,
+)
 
 if TYPE_CHECKING:
     from offsetstore.consumer import Consumer
@@ -466,7 +476,11 @@ def run_told(told: Told, run: ConsumerProcess, watched: Watched) -> End:
 
 def _tell(ours: OffsetStoreError, watched: Watched, raised: Exception | None = None) -> End:
     print_trace(raised or ours)
-    printed = watched.prints(*describe_error(ours))
+    step = ours.next_step
+    # The text may quote a record: it is shown only to those who ask for it. A job with dead letters keeps none.
+    if isinstance(ours, FunctionFailed) and ours.text and not os.environ.get(TRACE):
+        step = f"{step} {TRACE}=1 in the environment shows the error's text and traceback."
+    printed = watched.prints(*describe_error(ours, step))
     return replace(end_after(ours, has_joined=watched.has_joined), error=printed)
 
 

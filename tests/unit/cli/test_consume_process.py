@@ -281,6 +281,28 @@ def consumer():
     assert told
 
 
+def test_of_an_error_in_a_function_it_is_told_how_to_see_its_text_and_traceback(
+    ended: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+from offsetstore.errors import FunctionFailed
+def consumer():
+    try:
+        "12" + 1
+    except TypeError as error:
+        failed = FunctionFailed("transform raised TypeError at app.py:5", text=str(error))
+        raise failed from error
+"""
+    _, said = ended(source)
+    step = "Correct the function, or have the transform reject such records. "
+    assert f"next step: {step}{TRACE}=1 in the environment shows the error's text and traceback.\n" in said
+    assert "can only concatenate" not in said
+    monkeypatch.setenv(TRACE, "1")
+    _, said = ended(source)
+    assert 'TypeError: can only concatenate str (not "int") to str' in said
+    assert f"{TRACE}=1" not in said
+
+
 def test_a_name_that_is_written_wrongly_is_told_with_the_right_one() -> None:
     no_function = "Name the function, too: bad:consumer, if that is its name."
     for function, step in {
