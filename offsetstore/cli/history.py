@@ -229,6 +229,8 @@ def runs(*, group: str | None, limit: int | None, after: str | None, ask: AskOpt
             )
             groups = [run.group for run in found]
             made |= {"next": page.next, "runs": documents(found, _RUN_KEYS, groups)}
+            if limit is None and found:
+                notes.append("The last run of each group: -g GROUP shows all of it, and -n N the last N.")
             notes += page.notes
     if any(run.state == "silent" for run in found):
         notes.append("The figures of a silent run are as of its last heartbeat.")

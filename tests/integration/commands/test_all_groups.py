@@ -79,6 +79,7 @@ def test_runs_without_a_group_are_the_last_of_each_page_by_page(run: Run, store:
                 key: other[key] for key in other if not key.endswith("_seconds")
             }
     assert run.lines("runs")[0].split()[0] == "group"
+    assert run.lines("runs")[-1] == "The last run of each group: -g GROUP shows all of it, and -n N the last N."
     assert [one["group"] for one in run.json("runs", "--after", "audit")["runs"]] == ["billing", LONG]
     assert "leave out --group" in run.fail(2, "runs", "-g", "billing", "--after", "audit")
 
