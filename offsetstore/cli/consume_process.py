@@ -116,7 +116,7 @@ def load(text: str) -> Consumer:
     loaded = _imported(module, name)
     function = getattr(loaded, name, None)
     if not callable(function):
-        near = get_close_matches(name, [near for near, found in vars(loaded).items() if _is_function(found)])
+        near = get_close_matches(name, [other for other in dir(loaded) if _is_function(getattr(loaded, other, None))])
         # Not NotLoaded: a module that was imported is there, and starting it again changes nothing.
         raise ConfigurationError(
             f"module {module} has no function {name}",

@@ -13,14 +13,24 @@ from typing import Any, Final, NoReturn, cast
 
 import click
 
-from offsetstore.cli import options
+from offsetstore.cli import options, sources
 from offsetstore.cli.asking import AskOptions, ask_options, table_options
-from offsetstore.cli.output import document, fail, fail_unknown, print_error, print_json, print_text
+from offsetstore.cli.output import (
+    document,
+    fail,
+    fail_unknown,
+    fail_unknown_source,
+    print_error,
+    print_json,
+    print_text,
+)
 from offsetstore.cli.tables import Table
 from offsetstore.errors import BrokerError, ConfigurationError, ExitCode
+from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_state import GroupState, Lag
 from offsetstore.operations.group_status import (
     LagLimit,
+    Problem,
     State,
     behind,
     in_words,
@@ -275,6 +285,9 @@ def health(
     --group it asks the database whether a job owns the group and is live: for a scheduler or a monitoring system on
     another machine. A paused group is well, however far it is behind.
 
+    For the source of rows that an application has put into the outbox, in place of a group, it tells whether they are
+    late while no relay runs.
+
     Exit code 1 if it is not well, if the process does not answer, or if there is no such group.
 
     \b
@@ -297,6 +310,8 @@ def health(
       paused       at, until, reason; null if the group is not paused
       lag, behind_seconds
                    null if no broker was asked
+      source       in place of the group: of an application's outbox rows; then
+                   there is no paused, lag or behind_seconds
 
     \b
     Examples:
@@ -316,7 +331,7 @@ def health(
         measured = store.lag([group], kafka.connect(), kafka_groups=names).groups if asks_kafka else None
         state = store.group_state(group) if measured is None else measured.get(group)
         if state is None:
-            fail_unknown(store, group)
+            _judge_source(store, group, ask)
         schema = store.database.schema
     # Without Kafka it is not known whether a partition stands.
     if state.broker_error is not None:
@@ -334,6 +349,19 @@ def health(
         behind = "" if seconds is None else f", {short(timedelta(seconds=seconds))} behind"
         text.append(f"Lag {state.lag}{behind}.")
     ask.show(made, *text)
+    raise click.exceptions.Exit(ExitCode.NO if problems else ExitCode.OK)
+
+
+def _judge_source(store: OffsetStore, name: str, ask: AskOptions) -> NoReturn:
+    """The same of an application, which has no job: its rows are late, or not."""
+    found = sources.source(store, name)
+    if found is None:
+        fail_unknown_source(store, name)
+    is_sent = found.relay is not None and found.relay.is_live
+    problems: list[Problem] = ["no-live-relay"] if found.names[name].is_late(found.at) and not is_sent else []
+    text = [f"{problem}: {_PROBLEMS[problem]}" for problem in problems]
+    made = {"source": name, "well": not problems, "problems": problems}
+    ask.show(made, *sources.source_lines(name, found), *text)
     raise click.exceptions.Exit(ExitCode.NO if problems else ExitCode.OK)
 
 

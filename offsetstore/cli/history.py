@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from offsetstore.cli import options
+from offsetstore.cli import options, sources
 from offsetstore.cli.asking import AskOptions, expect_no_group, page_of_groups, table_options
 from offsetstore.cli.output import documents, print_followed
 from offsetstore.cli.tables import Table
@@ -25,14 +25,22 @@ _KEYS: Final = (
 
 
 def _show(
-    found: Iterable[object], ask: AskOptions, *, group: str, of: str, columns: str, keys: str, follow: bool
+    found: Iterable[object],
+    ask: AskOptions,
+    *,
+    group: str,
+    of: str,
+    columns: str,
+    keys: str,
+    follow: bool,
+    notes: Iterable[str] = (),
 ) -> None:
     """Print the lines as they come, or all of them as one answer."""
     if follow:
         print_followed(((None, line) for line in found), columns, keys, as_json=ask.as_json)
         return
     lines = [*found]
-    ask.show({"group": group, of: documents(lines, keys)}, Table.of(columns, lines))
+    ask.show({"group": group, of: documents(lines, keys)}, Table.of(columns, lines), *notes)
 
 
 @click.command()
@@ -70,7 +78,8 @@ def history(
     with ask.about(group, or_source=True) as store:
         find = store.follow_history if follow else store.history
         found = find(group, since=since, events=events, limit=limit)
-        _show(found, ask, group=group, of="events", columns=_COLUMNS, keys=_KEYS, follow=follow)
+        told = [*sources.source_lines(group, sources.source(store, group))] if store.owner(group) is None else []
+        _show(found, ask, group=group, of="events", columns=_COLUMNS, keys=_KEYS, follow=follow, notes=told)
 
 
 _ERROR_COLUMNS: Final = "at, source, ?#times, ?#batch, error=error_class, text"

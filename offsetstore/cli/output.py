@@ -263,6 +263,15 @@ def fail_unknown(store: OffsetStore, group: str, what: str = "group") -> NoRetur
     fail(read(store.database, lambda session: unknown_group(session, group, what)))
 
 
+def fail_unknown_source(store: OffsetStore, name: str) -> NoReturn:
+    """Say that the name is neither a group's nor a source's with rows, and exit."""
+    # Imported here: see above.
+    from offsetstore.operations.outbox import unknown_source  # noqa: PLC0415
+    from offsetstore.operations.people import ask  # noqa: PLC0415
+
+    fail(ask(store.database, lambda session: unknown_source(session, name)))
+
+
 def mistyped(noun: str, topic: str | None, topics: Iterable[str]) -> list[str]:
     """Return a sentence about an empty list, if its topic is not one of these but similar to some."""
     # Imported here: see above.
