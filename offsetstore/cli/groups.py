@@ -421,8 +421,8 @@ def _show_groups(kafka: options.Kafka, ask: AskOptions, after: str | None, limit
         status = lags.get(row.group)
         made.append({**_listed(row, status), **document(status, "lag behind_seconds=lag_seconds")})
     notes = [f"{name}: {status.error}." for name, status in lags.items() if status.error is not None]
-    notes += ["0 groups: no job has claimed one yet."] if not found and after is None else page.notes
     notes += sources.outbox_lines(outbox)
+    notes += ["0 groups: no job has claimed one yet."] if not found and after is None else page.notes
     table = _list_table(found, lags, has_lag=broker is not None)
     rows = [document(state, f"name {_OUTBOX}", name=name) for name, state in outbox.names.items()]
     more = {"outbox": rows, **document(outbox, sources.KEYS)}

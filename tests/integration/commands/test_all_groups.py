@@ -91,6 +91,7 @@ def test_status_without_a_group_is_a_line_for_each_with_its_lag_if_there_are_bro
     head, *lines = [line.split() for line in run.lines("status")]
     assert head == ["group", "state", "epoch", "partitions", "changed", "letters", "topics"]
     assert [line[:2] for line in lines[:3]] == [["audit", "paused"], ["billing", "live"], [LONG, "live"]]
+    assert [line[0] for line in lines[3:]] == ["Outbox:", "Relay:"]
     found = run.json("status", "-n", "2", "-b", "b:1")
     assert (found["group"], found["next"]) == (None, "billing")
     assert [(one["group"], one["lag"]) for one in found["groups"]] == [("audit", FAR + 18), ("billing", FAR + 18)]
