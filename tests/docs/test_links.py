@@ -46,8 +46,8 @@ def test_messages_name_pages_as_the_index_does() -> None:
     named: set[str] = set()
     for source in (ROOT / "offsetstore").rglob("*.py"):
         tree = ast.parse(source.read_text(encoding="utf-8"))
-        kept = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-        said = " ".join(" ".join(node.value for node in kept).split())
+        kept = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        said = " ".join(" ".join(value for value in kept if isinstance(value, str)).split())
         named.update(re.findall(r"the page '([^'{]+)' of the documentation", said))
     assert named <= {*titles.values()}
 
