@@ -19,7 +19,7 @@ from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import translated
 from offsetstore.postgres.runs import REPLAYS
 from offsetstore.postgres.schema import HEAD, metadata
-from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
+from offsetstore.postgres.session import PostgresSession, group_row, history_event, stored_rows
 from offsetstore.protocol.arguments import check_whole
 from offsetstore.protocol.database import EVENTS, TAKING, Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.letters import LetterState
@@ -485,6 +485,27 @@ ERRORS_OF_ALL: Final = _ERRORS % (
     "",
 )
 OLDEST_WITHIN: Final = "SELECT at FROM {s}job_errors ORDER BY id DESC LIMIT 1 OFFSET :within - 1"
+
+
+# By the primary key, as ERRORS_OF_ALL. Lines without a group only take ids.
+HISTORY_OF_ALL: Final = """
+SELECT * FROM (
+SELECT consumer_group, id, topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, at, db_role
+FROM (SELECT * FROM {s}offset_history ORDER BY id DESC LIMIT :within) AS newest
+WHERE consumer_group <> ''
+  AND (CAST(:since AS timestamptz) IS NULL OR at >= CAST(:since AS timestamptz))
+  AND (CAST(:events AS text[]) IS NULL OR event = ANY(CAST(:events AS text[])))
+ORDER BY id DESC LIMIT :limit) AS last_ones
+ORDER BY id
+"""
+
+
+def read_history_of_all(
+    session: PostgresSession, *, since: datetime | None, events: Collection[str], limit: int, within: int
+) -> list[tuple[str, HistoryEvent]]:
+    """Read the last lines of all groups' histories, oldest first, each with its group, among the newest ``within``."""
+    asked = {"since": since, "events": list(events) or None, "limit": limit, "within": within}
+    return [(row.consumer_group, history_event(row)) for row in session.rows(HISTORY_OF_ALL, **asked)]
 
 
 def _seen_row(row: Any) -> GroupRow:
