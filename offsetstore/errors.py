@@ -483,7 +483,8 @@ class ForeignStore(StartError):
         "If the other database is used, connect to it, or give this job a kafka_group= of its own: two can't mirror to "
         "one group. If it was lost, and this one made anew in its place: delete the group's offsets in Kafka "
         "(kafka-consumer-groups --delete-offsets), and all records are read again; or, if their results were restored "
-        "and end there, commit the offsets anew (--reset-offsets --to-current --execute). See docs/starting.md."
+        "and end there, commit the offsets anew (--reset-offsets --to-current --execute). See "
+        "the page 'A refused start' of the documentation."
     )
 
 
@@ -966,7 +967,8 @@ class ExecutorEnvironment(SinkError):
 
     default_next_step = (
         "Ship an environment: --archives environment.tar.gz#environment, PYSPARK_PYTHON=./environment/bin/python; or "
-        "install offsetstore[executor] on the workers, in the driver's versions (docs/executors.md)."
+        "install offsetstore[executor] on the workers, in the driver's versions. See the page 'Prepare executors' of "
+        "the documentation."
     )
 
 

@@ -220,9 +220,26 @@ def schema_option(schema: str | None) -> list[str]:
     return [] if schema is None or schema == "public" else ["--schema", schema]
 
 
+_PAGES: Final = {
+    "consumer": "Run a consumer",
+    "executors": "Prepare executors",
+    "handlers-clients": "Clients and timeouts",
+    "health": "Health",
+    "relay": "Run the relay",
+    "relay-recovery": "Recover a relay",
+    "runbook": "Runbook",
+    "starting": "A refused start",
+}
+
+
+def documentation(page: str, section: str | None = None) -> str:
+    """Name a page of the documentation as its index does: who has installed the package has no files of it."""
+    return f"{'' if section is None else f'{section!r} on '}the page {_PAGES[page]!r} of the documentation"
+
+
 def did_you_mean(names: Iterable[str]) -> str:
-    """``Did you mean a, b? ``, before the rest of a next step; nothing without names."""
-    near = ", ".join(names)
+    """``Did you mean 'a', 'b'? ``, before the rest of a next step; nothing without names. click quotes them, too."""
+    near = ", ".join(map(repr, names))
     return f"Did you mean {near}? " if near else ""
 
 

@@ -29,7 +29,7 @@ def assets(*, kind: str, out: Path, force: bool) -> None:
     """Write the files for Grafana, Prometheus, Kubernetes or systemd.
 
     They need no changes to be loaded, except for the names of your image, user and job in those of Kubernetes and
-    systemd. What to do about an alert is in docs/runbook.md, about a probe in docs/health.md.
+    systemd. The documentation's pages 'Runbook' and 'Health' say what to do about an alert or a probe.
 
     \b
     Kinds:

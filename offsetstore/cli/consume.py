@@ -14,6 +14,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.consume_process import Told
+from offsetstore.cli.output import log_prefix
 from offsetstore.lazy import find
 from offsetstore.monitoring.processes import Care, Supervisor
 from offsetstore.monitoring.supervision import RunningClock, Supervision
@@ -91,7 +92,7 @@ def consume(
     After 6 it goes on if another process of the same fleet has taken the group over. A process that ends otherwise is
     replaced. If none has worked yet, and five in a row end for what only someone can correct, such as a wrong password,
     missing tables or a module that can't be imported, all end with that code. A record that kills its process is named.
-    See docs/consumer.md.
+    See the page 'Run a consumer' of the documentation.
 
     \b
     Examples, with OFFSETSTORE_URL set:
@@ -124,4 +125,4 @@ def consume(
 def _say(text: str) -> None:
     # A terminal that was closed ends no process.
     with suppress(OSError):
-        click.echo(f"offsetstore: {visible(text)}", err=True)
+        click.echo(f"{log_prefix()}{visible(text)}", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import inspect
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from offsetstore.cli.output import print_error
+from offsetstore.cli.output import log_prefix, print_error
 from offsetstore.errors import (
     ConfigurationError,
     ExitCode,
+    FunctionFailed,
     MissingDependency,
     OffsetStoreError,
     StaleClaim,
@@ -46,7 +48,16 @@ from offsetstore.protocol.events import BatchEnded, Event
 from offsetstore.protocol.runs import JobError
 from offsetstore.runtime.background import Background
 from offsetstore.runtime.functions import TermSignal, call, tells_of_outage
-from offsetstore.text import counted, describe_error, describe_other, did_you_mean, error_text, place_of, print_trace
+from offsetstore.text import (
+    TRACE,
+    counted,
+    describe_error,
+    describe_other,
+    did_you_mean,
+    error_text,
+    place_of,
+    print_trace,
+)
 
 if TYPE_CHECKING:
     from offsetstore.consumer import Consumer
@@ -78,7 +89,7 @@ class Told:
 
 
 class NotLoaded(ConfigurationError):
-    """There is no such function now; if the package is being replaced, there may be one in a moment."""
+    """The module can't be imported now; if the package is being replaced, there may be one in a moment."""
 
 
 class FunctionRaised(Exception):
@@ -88,8 +99,8 @@ class FunctionRaised(Exception):
 def load(text: str) -> Consumer:
     """Import the module, and call the function.
 
-    :raises NotLoaded: there is none.
-    :raises ConfigurationError: it can't be one, or it returns no consumer.
+    :raises NotLoaded: there is no such module, or it can't be imported.
+    :raises ConfigurationError: the module has no such function, or it returns no consumer.
     :raises MissingDependency: the extra ``consumer`` is not installed.
     :raises FunctionRaised: the module or the function raises an error that is not ours.
     """
@@ -105,11 +116,13 @@ def load(text: str) -> Consumer:
     loaded = _imported(module, name)
     function = getattr(loaded, name, None)
     if not callable(function):
-        raise NotLoaded(
+        near = get_close_matches(name, [other for other in dir(loaded) if _is_function(getattr(loaded, other, None))])
+        # Not NotLoaded: a module that was imported is there, and starting it again changes nothing.
+        raise ConfigurationError(
             f"module {module} has no function {name}",
             found="no such name" if function is None else f"{type(function).__name__} {name}",
             expected="a function without arguments that returns an offsetstore.consumer.Consumer",
-            next_step=did_you_mean(get_close_matches(name, dir(loaded))) + "Correct the name, or write the function.",
+            next_step=did_you_mean(near) + "Correct the name, or write the function.",
         )
     _check_arguments(text, function)
     with _of_the_user():
@@ -122,6 +135,10 @@ def load(text: str) -> Consumer:
             next_step="Have the function return it.",
         )
     return made
+
+
+def _is_function(found: object) -> bool:
+    return callable(found) and not isinstance(found, type)
 
 
 def _corrected(module: str, name: str) -> str | None:
@@ -264,8 +281,9 @@ class Reporter:
 class Watched:
     """Tells the supervisor on the process's page what it handles and how it ends; see `offsetstore.consumer.watch`."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, number: int = 0) -> None:
         self._page = page
+        self._number = number
         self._words = Words()
         # Deliveries and the end of the process come from several threads.
         self._guard = threading.Lock()
@@ -305,7 +323,7 @@ class Watched:
         text = error_text(what, details)
         # Not what the process before has printed: a typo, tried five times, was thirty lines (decision 0094).
         if text != self._page.orders().printed:
-            print_error(what, details)
+            print_error(what, details, prefix=log_prefix(self._number))
         return text
 
     def ends(self, end: End) -> int:
@@ -347,7 +365,19 @@ class FirstRows:
         if not self._has_said and isinstance(event, BatchEnded) and event.outcome == "written":
             self._has_said = True
             rows = counted(sum(event.rows.values()), "row")
-            click.echo(f"offsetstore: process {self._number}: batch {event.batch}: {rows}", err=True)
+            click.echo(f"{log_prefix(self._number)}batch {event.batch}: {rows}", err=True)
+
+
+class LogLines(logging.Formatter):
+    """Lines of our own loggers with the time and the process; other libraries' lines stay as they are."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = super().format(record)
+        return log_prefix(self._number, record.created) + said if record.name.startswith("offsetstore") else said
 
 
 class ConsumerProcess:
@@ -420,7 +450,7 @@ def main(told: Told, descriptor: int, page: int, *, follows: bool = False) -> in
     faulthandler.register(STACKS, all_threads=True)
     # Only now that our own modules are imported, whose place no file there can take: -P, see consume.py.
     sys.path.insert(0, str(Path.cwd()))
-    watched = Watched(Page(page))
+    watched = Watched(Page(page), told.number)
     run = ConsumerProcess(told, Connection(descriptor), watched)
     if follows:
         run.follow_supervisor()
@@ -446,7 +476,11 @@ def run_told(told: Told, run: ConsumerProcess, watched: Watched) -> End:
 
 def _tell(ours: OffsetStoreError, watched: Watched, raised: Exception | None = None) -> End:
     print_trace(raised or ours)
-    printed = watched.prints(*describe_error(ours))
+    step = ours.next_step
+    # The text may quote a record: it is shown only to those who ask for it. A job with dead letters keeps none.
+    if isinstance(ours, FunctionFailed) and ours.text and not os.environ.get(TRACE):
+        step = f"{step} {TRACE}=1 in the environment shows the error's text and traceback."
+    printed = watched.prints(*describe_error(ours, step))
     return replace(end_after(ours, has_joined=watched.has_joined), error=printed)
 
 
@@ -459,4 +493,7 @@ def _tell_raised(function: str, error: BaseException, watched: Watched) -> End:
 
 
 if __name__ == "__main__":
+    # What Python prints of a program that has set up no logging.
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(LogLines(json.loads(sys.argv[1])["number"]))
     sys.exit(main(Told(**json.loads(sys.argv[1])), *map(int, sys.argv[2:]), follows=True))

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from offsetstore.cli import options
+from offsetstore.cli import options, sources
 from offsetstore.cli.asking import (
     AskOptions,
     Decide,
@@ -17,9 +17,10 @@ from offsetstore.cli.asking import (
     page_of_groups,
     table_options,
 )
-from offsetstore.cli.output import document, fail_unknown
+from offsetstore.cli.output import document, fail_unknown_source
 from offsetstore.cli.tables import Table
 from offsetstore.errors import BrokerError
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
 from offsetstore.operations import people
 from offsetstore.operations.group_state import GroupState, MemberState, PartitionState
@@ -28,11 +29,10 @@ from offsetstore.operations.group_status import (
     behind,
     in_words,
     notes,
-    relay_in_words,
     state_of,
     state_of_owner,
 )
-from offsetstore.operations.people import ListedGroup
+from offsetstore.operations.people import ListedGroup, OutboxView
 from offsetstore.protocol.database import TAKING
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.outbox import OutboxState
@@ -295,8 +295,9 @@ _STATUS_KEYS: Final = (
     "epoch=stored.token.epoch claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested "
     "suspect=stored.suspect "
     "error updated_at=stored.updated_at age_seconds=age] outbox[rows oldest row topic refused more] "
-    "relay[state owner since until sent_at error]"
+    f"{sources.KEYS}"
 )
+_OUTBOX: Final = "rows oldest row topic refused more"
 
 
 @click.command()
@@ -312,22 +313,25 @@ def status(*, group: str | None, kafka: options.Kafka, limit: int | None, after:
     is "stalled": records are unread, and the job is silent or has stored nothing for 15 minutes.
 
     Each start of a job makes a claim of the group, and each claim has a higher epoch than the one before; so has a
-    decision that takes the group from a job, such as a reset. A job writes only while the partition's epoch is its own.
-    The lag is the number of offsets from the stored one to the end of the log. The age is the time since the stored
-    offset last changed, by the database's clock. An offset is marked "pinned" if it was set by a decision: it takes
-    precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another application
-    or a copy of the database used the group in Kafka while the job ran: see docs/starting.md. It is marked "suspect" if
-    the log is known to have lost records: each start fails until a reset. The lag of an offset beyond the log's end is
-    not known, nor is that of an offset whose topic was created anew, or which belongs to another cluster. While the
-    group is paused, its job waits. If the store's tables are in another database than before, or it is not known in
-    which one, that is said too.
+    decision that takes the group from a job, such as a reset. A job writes only while the partition's epoch is its
+    own. The lag is the number of offsets from the stored one to the end of the log. The age is the time since the
+    stored offset last changed, by the database's clock. An offset is marked "pinned" if it was set by a decision:
+    it takes precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another
+    application or a copy of the database used the group in Kafka while the job ran: see the page 'A refused start'
+    of the documentation. It is marked "suspect" if the log is known to have lost records: each start fails until a
+    reset. The lag of an offset beyond the log's end is not known, nor is that of an offset whose topic was created
+    anew, or which belongs to another cluster. While the group is paused, its job waits. If the store's tables are
+    in another database than before, or it is not known in which one, that is said too.
+
+    The outbox and its relay have a line each once there are rows, or a relay was started. For the source of rows that
+    an application has put into the outbox (offsetstore.outbox), in place of a group, these two are all.
 
     The processes of a consumer share the group's claim, and so its epoch, as members of one fleet: each is listed with
     the partitions that it was the last to take.
 
-    If Kafka does not answer, the stored offsets are shown all the same, with exit code 4. Exit code 1 if the store does
-    not know the group. Dead letters are counted if their records are not in the results, and may still
-    get there.
+    If Kafka does not answer, the stored offsets are shown all the same, with exit code 4. Exit code 1 if the store
+    does not know the group, and no row of the outbox has its name. Dead letters are counted if their records are
+    not in the results, and may still get there.
 
     \b
     Keys of --format json without --group:
@@ -335,6 +339,14 @@ def status(*, group: str | None, kafka: options.Kafka, limit: int | None, after:
       next      for --after; null if this is the last page
       groups[]  as of `offsetstore groups list`, and lag, behind_seconds (null
                 without brokers, or if unknown)
+      outbox[]  name (of a group, or an application's source), rows, oldest,
+                row, topic, refused, more, as below
+      relay     as below
+
+    \b
+    Keys of --format json if --group is an application's source:
+      source, outbox, relay
+                as below
 
     \b
     Keys of --format json with --group:
@@ -378,14 +390,17 @@ def status(*, group: str | None, kafka: options.Kafka, limit: int | None, after:
     with ask.open() as store:
         state, identity = store.group_state(group, kafka.find(), kafka_group=kafka.group), store.identity()
         if state is None:
-            fail_unknown(store, group)
+            _show_source(store, group, ask)
+            return
+        # Its own rows are told apart from those of others, which one relay sends, too.
+        outbox = sources.read_outbox(store)
         schema = store.database.schema
     letters = {**{name: state.dead_letters.get(name, 0) for name in OPEN}, "job_replays": state.replays_letters}
     database = "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown"
     rows = [_partition_row(tp, part) for tp, part in state.partitions.items()]
     made = document(state, _STATUS_KEYS, state=state_of(state), database=database, dead_letters=letters)
-    members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.members else []
-    ask.show(made, *_head(state, identity, schema), *members, Table(_STATUS_COLUMNS, rows), *_notes(state))
+    members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.of_members else []
+    ask.show(made, *_head(state, identity, schema, outbox), *members, Table(_STATUS_COLUMNS, rows), *_notes(state))
     # After the answer: what is stored is shown all the same.
     if (error := _unanswered(state)) is not None:
         raise error
@@ -399,18 +414,31 @@ def _show_groups(kafka: options.Kafka, ask: AskOptions, after: str | None, limit
         page = page_of_groups(store, after, limit)
         found = people.ask(store.database, lambda session: people.read_groups(session, page.names))
         lag = None if broker is None else store.lag(page.names, broker)
+        outbox = sources.read_outbox(store)
     lags = {} if lag is None else {name: GroupStatus.of(group) for name, group in lag.groups.items()}
     made: list[dict[str, object]] = []
     for row in found:
         status = lags.get(row.group)
         made.append({**_listed(row, status), **document(status, "lag behind_seconds=lag_seconds")})
     notes = [f"{name}: {status.error}." for name, status in lags.items() if status.error is not None]
+    notes += sources.outbox_lines(outbox)
     notes += ["0 groups: no job has claimed one yet."] if not found and after is None else page.notes
     table = _list_table(found, lags, has_lag=broker is not None)
-    ask.show({"group": None, "next": page.next, "groups": made}, *([table] if found else []), *notes)
+    rows = [document(state, f"name {_OUTBOX}", name=name) for name, state in outbox.names.items()]
+    more = {"outbox": rows, **document(outbox, sources.KEYS)}
+    ask.show({"group": None, "next": page.next, "groups": made, **more}, *([table] if found else []), *notes)
     # After the answer: what is stored is shown all the same.
     if lag is not None and lag.broker_error is not None:
         raise lag.broker_error
+
+
+def _show_source(store: OffsetStore, name: str, ask: AskOptions) -> None:
+    """Show the rows of an application, whose name is no group's, and has no state."""
+    found = sources.source(store, name)
+    if found is None:
+        fail_unknown_source(store, name)
+    made = document(found.names[name], f"source outbox[{_OUTBOX}]", source=name, outbox=found.names[name])
+    ask.show({**made, **document(found, sources.KEYS)}, *sources.source_lines(name, found))
 
 
 def _unanswered(state: GroupState) -> BrokerError | None:
@@ -420,7 +448,7 @@ def _unanswered(state: GroupState) -> BrokerError | None:
     return next((error for error in errors if isinstance(error, BrokerError)), None)
 
 
-def _head(state: GroupState, identity: StoreIdentity, schema: str | None) -> Iterator[str]:
+def _head(state: GroupState, identity: StoreIdentity, schema: str | None, outbox: OutboxView) -> Iterator[str]:
     yield f"Group {state.group}: {_owner_in_words(state)}"
     if identity.is_elsewhere:
         yield "The store's tables are in another database than before: no job starts. See `offsetstore store --help`."
@@ -430,7 +458,7 @@ def _head(state: GroupState, identity: StoreIdentity, schema: str | None) -> Ite
         yield f"The group is {state.pause}."
     if state.outbox is not None:
         yield from _outbox(state.outbox, state.read_at, command("outbox", "list", "-g", state.group, schema=schema))
-        yield relay_in_words(state.relay)
+    yield from sources.outbox_lines(outbox, but_for=state.group)
     if state.is_live and state.owner.state == "failed":
         failures = counted(state.owner.failures, "run")
         yield (
@@ -496,5 +524,5 @@ def _owner_in_words(state: GroupState) -> str:
         life = f"silent, last heartbeat {short(-seen)} ahead of the database's clock"
     elif seen is not None and (owner.is_live or owner.state == "silent"):
         life = f"{owner.state}, last heartbeat {short(max(timedelta(0), seen))} ago"
-    of = owner.owner if owner.fleet is None else f"a fleet, {counted(len(state.members), 'member')}"
+    of = owner.owner if owner.fleet is None else f"a fleet, {counted(len(state.of_members), 'member')}"
     return f"epoch {owner.token.epoch} of {of}, claimed {since}, {life}"

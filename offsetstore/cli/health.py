@@ -5,21 +5,33 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final, NoReturn, cast
 
 import click
 
-from offsetstore.cli import options
+from offsetstore.cli import options, sources
 from offsetstore.cli.asking import AskOptions, ask_options, table_options
-from offsetstore.cli.output import document, fail_unknown, print_error, print_json, print_text
+from offsetstore.cli.output import (
+    document,
+    fail,
+    fail_unknown,
+    fail_unknown_source,
+    print_error,
+    print_json,
+    print_text,
+)
 from offsetstore.cli.tables import Table
-from offsetstore.errors import ExitCode
-from offsetstore.operations.group_state import Lag
+from offsetstore.errors import BrokerError, ConfigurationError, ExitCode
+from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.group_state import GroupState, Lag
 from offsetstore.operations.group_status import (
     LagLimit,
+    Problem,
+    State,
     behind,
     in_words,
     judge_group,
@@ -28,7 +40,8 @@ from offsetstore.operations.group_status import (
     standing,
     state_of,
 )
-from offsetstore.text import command, counted, short
+from offsetstore.protocol.starting import similar_names
+from offsetstore.text import command, counted, did_you_mean, short
 
 _BY_TOPIC: Final = ("group", "state", "topic", "?#partitions", "#lag", "#behind", "?#headroom")
 _BY_PARTITION: Final = ("group", "partition", "?#stored", "?#end", "#lag", "#behind", "?#headroom")
@@ -41,14 +54,11 @@ _LAG_KEYS: Final = (
 
 
 @click.command()
-@options.optional_group_option("The consumer group: the job's name.", instead="all_groups")
-@click.option(
-    "--all",
-    "all_groups",
-    is_flag=True,
-    is_eager=True,
-    help="All groups that were ever claimed and have stored offsets.",
+@options.optional_group_option(
+    "The consumer group: the job's name; by default, all groups that have stored offsets.", instead="all_groups"
 )
+@click.option("--all", "all_groups", is_flag=True, is_eager=True, help="All groups, as without --group.")
+@click.option("--topic", "-t", callback=options.names, metavar="TOPIC", help="Only of this topic.")
 @click.option("--partitions", is_flag=True, help="One line per partition instead of per topic.")
 @click.option(
     "--watch",
@@ -71,6 +81,7 @@ def lag(
     *,
     group: str | None,
     all_groups: bool,
+    topic: str | None,
     partitions: bool,
     watch: float | None,
     limit: LagLimit | None,
@@ -87,9 +98,9 @@ def lag(
     A partition of which the store has no offset is left out of the lag. DESCRIBE on the topics is all that is needed
     in Kafka.
 
-    Exit code 1 if there is no such group, or with --fail-above if a group is further behind or its lag is unknown;
-    paused groups never fail the check. If Kafka can't be reached, what is stored is shown all the same, with exit
-    code 4.
+    Exit code 1 if there is no such group, if none has offsets of --topic, or with --fail-above if a group is
+    further behind or its lag is unknown; paused groups never fail the check. If Kafka can't be reached, what is
+    stored is shown all the same, with exit code 4.
 
     \b
     Keys of --format json; with --watch, each look is one line:
@@ -106,25 +117,27 @@ def lag(
     \b
     Examples, with OFFSETSTORE_URL and OFFSETSTORE_BOOTSTRAP_SERVERS set:
       offsetstore lag -g billing --fail-above 5m
-      offsetstore lag --all --watch
+      offsetstore lag --watch
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    if (group is None) != all_groups:
+    if group is not None and all_groups:
         raise click.UsageError("Give either --group or --all.")
-    if kafka.group is not None and all_groups:
+    if kafka.group is not None and group is None:
         raise click.UsageError("--kafka-group is the name of one group: give --group, too.")
     if watch is not None and limit is not None:
         raise click.UsageError("--watch never ends by itself: --fail-above has no effect.")
     broker = kafka.connect()
     with ask.open() as store:
 
-        def look() -> Lag:
+        def look() -> _Looked:
             named = None if group is None else [group]
             names = {group: kafka.group} if group is not None and kafka.group is not None else None
-            return store.lag(named, broker, kafka_groups=names)
+            return _Looked.at(store.lag(named, broker, kafka_groups=names), topic)
 
         found = look()
-        if group is not None and group not in found.groups:
+        if group is not None and group not in found.states:
             fail_unknown(store, group)
+        if topic is not None and not found.groups:
+            _fail_without(topic, found.topics, group)
         if watch is not None:
             _watch_lag(found, look, watch, ask, by_partition=partitions)
     ask.show(_lag_document(found), *_lag_text(found, by_partition=partitions))
@@ -135,11 +148,46 @@ def lag(
         raise click.exceptions.Exit(ExitCode.NO)
 
 
-def _lag_document(found: Lag) -> dict[str, object]:
-    return {"groups": [document(group, _LAG_KEYS, state=state_of(group)) for group in found.groups.values()]}
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What is shown: groups with the topics that were asked for, and the states and topics of whole groups."""
+
+    groups: Mapping[str, GroupState]
+    states: Mapping[str, State]
+    topics: Collection[str]
+    broker_error: BrokerError | None
+
+    @classmethod
+    def at(cls, found: Lag, topic: str | None) -> _Looked:
+        groups, topics = found.groups, {name for group in found.groups.values() for name in group.topics}
+        states: dict[str, State] = {name: state_of(group) for name, group in groups.items()}
+        if topic is not None:
+            groups = {
+                name: replace(group, topics={topic: group.topics[topic]})
+                for name, group in groups.items()
+                if topic in group.topics
+            }
+        return cls(groups, states, topics, found.broker_error)
 
 
-def _watch_lag(found: Lag, look: Callable[[], Lag], seconds: float, ask: AskOptions, *, by_partition: bool) -> NoReturn:
+def _fail_without(topic: str, topics: Collection[str], group: str | None) -> NoReturn:
+    of = "any group" if group is None else f"group {group!r}"
+    error = ConfigurationError(
+        f"the store has no offsets of topic {topic!r} for {of}",
+        expected=", ".join(sorted(topics)) or None,
+        next_step=did_you_mean(similar_names(topic, topics)) + "Correct the topic; a claim makes its rows.",
+    )
+    fail(error, code=ExitCode.NO)
+
+
+def _lag_document(found: _Looked) -> dict[str, object]:
+    groups = found.groups.items()
+    return {"groups": [document(group, _LAG_KEYS, state=found.states[name]) for name, group in groups]}
+
+
+def _watch_lag(
+    found: _Looked, look: Callable[[], _Looked], seconds: float, ask: AskOptions, *, by_partition: bool
+) -> NoReturn:
     while True:
         if sys.stdout.isatty():
             click.clear()
@@ -154,7 +202,7 @@ def _watch_lag(found: Lag, look: Callable[[], Lag], seconds: float, ask: AskOpti
         found = look()
 
 
-def _lag_text(found: Lag, *, by_partition: bool) -> Iterator[str | Table]:
+def _lag_text(found: _Looked, *, by_partition: bool) -> Iterator[str | Table]:
     yield _lag_table(found, by_partition=by_partition)
     for group, state in found.groups.items():
         for name, topic in state.topics.items():
@@ -169,7 +217,7 @@ def _lag_text(found: Lag, *, by_partition: bool) -> Iterator[str | Table]:
             yield f"{group}, {tp}: has stood for {short(part.age)}, with unread records, while others advanced."
 
 
-def _lag_table(found: Lag, *, by_partition: bool) -> Table:
+def _lag_table(found: _Looked, *, by_partition: bool) -> Table:
     rows: list[tuple[object, ...]] = []
     for group, state in found.groups.items():
         if by_partition:
@@ -178,7 +226,7 @@ def _lag_table(found: Lag, *, by_partition: bool) -> Table:
                 end = part.log.end if part.log else None
                 rows.append((group, tp, stored, end, part.lag, behind(part), part.headroom))
             continue
-        words = in_words(state.owner, state_of(state))
+        words = in_words(state.owner, found.states[group])
         for name, topic in state.topics.items():
             rows.append((group, words, name, len(topic.partitions), topic.lag, behind(topic), topic.headroom))
     return Table(_BY_PARTITION if by_partition else _BY_TOPIC, rows)
@@ -237,6 +285,9 @@ def health(
     --group it asks the database whether a job owns the group and is live: for a scheduler or a monitoring system on
     another machine. A paused group is well, however far it is behind.
 
+    For the source of rows that an application has put into the outbox, in place of a group, it tells whether they are
+    late while no relay runs.
+
     Exit code 1 if it is not well, if the process does not answer, or if there is no such group.
 
     \b
@@ -244,7 +295,8 @@ def health(
       live, ready  true or false
       codes        claim-lost, query-ended, batch-too-long, polling-stalled,
                    jvm-gone, memory, database-unreachable, kafka-unreachable,
-                   starting, paused, partition-held; see docs/health.md
+                   starting, paused, partition-held; see the page 'Health'
+                   of the documentation
       reasons[]    code, group, text; only on the loopback address, or with
                    the token
 
@@ -258,6 +310,8 @@ def health(
       paused       at, until, reason; null if the group is not paused
       lag, behind_seconds
                    null if no broker was asked
+      source       in place of the group: of an application's outbox rows; then
+                   there is no paused, lag or behind_seconds
 
     \b
     Examples:
@@ -277,7 +331,7 @@ def health(
         measured = store.lag([group], kafka.connect(), kafka_groups=names).groups if asks_kafka else None
         state = store.group_state(group) if measured is None else measured.get(group)
         if state is None:
-            fail_unknown(store, group)
+            _judge_source(store, group, ask)
         schema = store.database.schema
     # Without Kafka it is not known whether a partition stands.
     if state.broker_error is not None:
@@ -295,6 +349,19 @@ def health(
         behind = "" if seconds is None else f", {short(timedelta(seconds=seconds))} behind"
         text.append(f"Lag {state.lag}{behind}.")
     ask.show(made, *text)
+    raise click.exceptions.Exit(ExitCode.NO if problems else ExitCode.OK)
+
+
+def _judge_source(store: OffsetStore, name: str, ask: AskOptions) -> NoReturn:
+    """The same of an application, which has no job: its rows are late, or not."""
+    found = sources.source(store, name)
+    if found is None:
+        fail_unknown_source(store, name)
+    is_sent = found.relay is not None and found.relay.is_live
+    problems: list[Problem] = ["no-live-relay"] if found.names[name].is_late(found.at) and not is_sent else []
+    text = [f"{problem}: {_PROBLEMS[problem]}" for problem in problems]
+    made = {"source": name, "well": not problems, "problems": problems}
+    ask.show(made, *sources.source_lines(name, found), *text)
     raise click.exceptions.Exit(ExitCode.NO if problems else ExitCode.OK)
 
 

@@ -8,10 +8,11 @@ from typing import Final
 
 import click
 
-from offsetstore.cli import options
+from offsetstore.cli import options, sources
 from offsetstore.cli.asking import AskOptions, expect_no_group, page_of_groups, table_options
 from offsetstore.cli.output import documents, print_followed
 from offsetstore.cli.tables import Table
+from offsetstore.offset_store import OffsetStore
 from offsetstore.operations import people
 from offsetstore.operations.people import ErrorOfGroup
 from offsetstore.protocol.database import EVENTS
@@ -25,18 +26,26 @@ _KEYS: Final = (
 
 
 def _show(
-    found: Iterable[object], ask: AskOptions, *, group: str, of: str, columns: str, keys: str, follow: bool
+    found: Iterable[object],
+    ask: AskOptions,
+    *,
+    group: str,
+    of: str,
+    columns: str,
+    keys: str,
+    follow: bool,
+    notes: Iterable[str] = (),
 ) -> None:
     """Print the lines as they come, or all of them as one answer."""
     if follow:
         print_followed(((None, line) for line in found), columns, keys, as_json=ask.as_json)
         return
     lines = [*found]
-    ask.show({"group": group, of: documents(lines, keys)}, Table.of(columns, lines))
+    ask.show({"group": group, of: documents(lines, keys)}, Table.of(columns, lines), *notes)
 
 
 @click.command()
-@options.group_option
+@options.any_group_option
 @click.option(
     "--event",
     "events",
@@ -48,18 +57,25 @@ def _show(
 @options.lines_options("event")
 @table_options
 def history(
-    *, group: str, since: datetime | None, events: tuple[str, ...], limit: int | None, follow: bool, ask: AskOptions
+    *,
+    group: str | None,
+    since: datetime | None,
+    events: tuple[str, ...],
+    limit: int | None,
+    follow: bool,
+    ask: AskOptions,
 ) -> None:
     """Show what was decided about a consumer group, and by whom.
 
     Each claim, reset, rename and pause, each offset that was adopted or skipped, metadata rewritten by hand, and what
-    was decided about dead letters; the newest event is the last. Advances are not included.
+    was decided about dead letters; the newest event is the last. Advances are not included. Without --group: the last
+    100 events of all groups, or --limit, among the newest 10,000; --follow needs a group.
 
     Exit code 1 if the store does not know the group, and 130 if --follow was interrupted.
 
     \b
     Keys of --format json; with --follow, each event is one line:
-      group
+      group     null for all groups; then each event has its group, too
       events[]  at, event, topic, partition, from, to, epoch, claim_id, actor,
                 reason, db_role (the database's role that wrote it)
 
@@ -67,15 +83,41 @@ def history(
     Example, with OFFSETSTORE_URL set:
       offsetstore history -g billing --event reset --since 2025-03-01T00:00Z
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    if group is None and follow:
+        raise click.UsageError("--follow needs --group.")
     with ask.about(group, or_source=True) as store:
+        if group is None:
+            _show_of_all(store, ask, since=since, events=events, limit=limit)
+            return
         find = store.follow_history if follow else store.history
         found = find(group, since=since, events=events, limit=limit)
-        _show(found, ask, group=group, of="events", columns=_COLUMNS, keys=_KEYS, follow=follow)
+        told = [*sources.source_lines(group, sources.source(store, group))] if store.owner(group) is None else []
+        _show(found, ask, group=group, of="events", columns=_COLUMNS, keys=_KEYS, follow=follow, notes=told)
+
+
+def _show_of_all(
+    store: OffsetStore, ask: AskOptions, *, since: datetime | None, events: tuple[str, ...], limit: int | None
+) -> None:
+    most = limit or _LINES
+    found = people.ask(
+        store.database,
+        lambda session: people.read_history_of_all(
+            session, since=since, events=events, limit=most, within=max(most, _LOOKED_AT)
+        ),
+    )
+    groups, lines = [group for group, _ in found], [event for _, event in found]
+    notes = [f"These are the last {_LINES}: --limit shows more."] if limit is None and len(found) == most else []
+    if len(found) < most and (since is not None or events):
+        notes.append(
+            f"Only the newest {_LOOKED_AT:,} events of all groups were looked at: name a group for older ones."
+        )
+    made = {"group": None, "events": documents(lines, _KEYS, groups)}
+    ask.show(made, Table.of(_COLUMNS, lines, groups), *notes)
 
 
 _ERROR_COLUMNS: Final = "at, source, ?#times, ?#batch, error=error_class, text"
 _ERROR_KEYS: Final = "at epoch source error_class text sqlstate *topic_partition batch ranges times"
-_ERRORS: Final = 100  # of all groups, without --limit
+_LINES: Final = 100  # of all groups, without --limit
 _LOOKED_AT: Final = 10_000
 
 
@@ -140,15 +182,15 @@ def errors(
             lines = people.follow(lambda at: look(at)[0], since=since, limit=limit)
             print_followed(lines, _ERROR_COLUMNS, _ERROR_KEYS, as_json=ask.as_json)
             return
-        of_all, is_cut = look(since, limit or _ERRORS)
+        of_all, is_cut = look(since, limit or _LINES)
     values, groups = [one.error for one in of_all], [one.group for one in of_all]
     notes: list[str] = []
     if is_cut:
         notes.append(
             f"Only the newest {_LOOKED_AT:,} errors of all groups were looked at: name a group for older ones."
         )
-    elif limit is None and len(of_all) == _ERRORS:
-        notes.append(f"These are the last {_ERRORS}: --limit shows more.")
+    elif limit is None and len(of_all) == _LINES:
+        notes.append(f"These are the last {_LINES}: --limit shows more.")
     made = {"group": None, "errors": documents(values, _ERROR_KEYS, groups)}
     ask.show(made, Table.of(_ERROR_COLUMNS, values, groups), *notes)
 
@@ -229,6 +271,8 @@ def runs(*, group: str | None, limit: int | None, after: str | None, ask: AskOpt
             )
             groups = [run.group for run in found]
             made |= {"next": page.next, "runs": documents(found, _RUN_KEYS, groups)}
+            if limit is None and found:
+                notes.append("The last run of each group: -g GROUP shows all of it, and -n N the last N.")
             notes += page.notes
     if any(run.state == "silent" for run in found):
         notes.append("The figures of a silent run are as of its last heartbeat.")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from offsetstore.cli.output import fail_unknown
+from offsetstore.cli.output import fail_unknown, fail_unknown_source
 from offsetstore.errors import ConfigurationError, MissingPrivilege
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_status import LagLimit
@@ -54,6 +54,8 @@ class DatabaseOptions:
         """
         with self.open() as store:
             is_known = group is None or store.owner(group) is not None or (or_source and _is_source(store, group))
+            if not is_known and or_source:
+                fail_unknown_source(store, cast("str", group))
             if not is_known:
                 fail_unknown(store, cast("str", group))
             yield store

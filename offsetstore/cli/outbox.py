@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from offsetstore.cli import options
+from offsetstore.cli import options, sources
 from offsetstore.cli.asking import AskOptions, Decide, decide_options, table_options
 from offsetstore.cli.output import documents, mistyped
 from offsetstore.cli.tables import Table
@@ -80,14 +80,17 @@ def list_rows(*, group: str | None, topic: str | None, after: int, limit: int, a
     with ask.about(group, or_source=True) as store:
         if group is not None:
             rows = store.refused_rows(group, topic=topic, after=after, limit=limit)
+            told = [*sources.source_lines(group, sources.source(store, group))] if store.owner(group) is None else []
             others = [] if rows or topic is None else store.refused_rows(group, limit=limit)
         else:
             found = people.ask(
                 store.database, lambda session: read_refused_of_all(session, topic=topic, after=after, limit=limit)
             )
             rows, groups, others = [row for _, row in found], [name for name, _ in found], []
+            told = [*sources.outbox_lines(sources.read_outbox(store))]
     notes = mistyped("rows", topic, {row.topic for row in others})
     notes += [f"There may be more: --after {rows[-1].id}"] if len(rows) == limit else []
+    notes += told
     ask.show({"group": group, "rows": documents(rows, _ROW, groups)}, Table.of(_ROWS, rows, groups), *notes)
 
 

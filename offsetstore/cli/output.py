@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -29,7 +30,7 @@ from offsetstore import errors
 from offsetstore.cli.tables import Table, at, stamp, wrapped
 from offsetstore.errors import ExitCode, exit_code, step_for
 from offsetstore.offsets import OffsetRange, Suspect
-from offsetstore.text import describe_error, did_you_mean, error_text, visible
+from offsetstore.text import describe_error, did_you_mean, error_text, utc_time, visible
 
 if TYPE_CHECKING:
     from offsetstore.offset_store import OffsetStore
@@ -193,9 +194,18 @@ def print_text(*parts: str | Table, wide: bool = False) -> None:
             echo("\n".join(wrapped(visible(part), width)))
 
 
-def print_error(what: str, details: Mapping[str, str]) -> None:
+def log_prefix(process: int | None = None, at: float | None = None) -> str:
+    """What each line of `offsetstore consume` begins with, which runs for months: the time, and who says it.
+
+    :param process: the number of the process, ``None`` for the supervisor.
+    """
+    who = "" if process is None else f"process {process}: "
+    return f"{utc_time(time.time() if at is None else at)} offsetstore: {who}"
+
+
+def print_error(what: str, details: Mapping[str, str], *, prefix: str = "") -> None:
     """Print to stderr what happened, and each detail on a line of its own, under which a terminal wraps it."""
-    text = error_text(what, details)
+    text = prefix + error_text(what, details)
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         text = "\n".join(part for line in text.split("\n") for part in wrapped(line, width, indent=_margin(line)))
@@ -251,6 +261,15 @@ def fail_unknown(store: OffsetStore, group: str, what: str = "group") -> NoRetur
     from offsetstore.store.sessions import read  # noqa: PLC0415
 
     fail(read(store.database, lambda session: unknown_group(session, group, what)))
+
+
+def fail_unknown_source(store: OffsetStore, name: str) -> NoReturn:
+    """Say that the name is neither a group's nor a source's with rows, and exit."""
+    # Imported here: see above.
+    from offsetstore.operations.outbox import unknown_source  # noqa: PLC0415
+    from offsetstore.operations.people import ask  # noqa: PLC0415
+
+    fail(ask(store.database, lambda session: unknown_source(session, name)))
 
 
 def mistyped(noun: str, topic: str | None, topics: Iterable[str]) -> list[str]:

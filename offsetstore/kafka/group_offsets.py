@@ -24,6 +24,7 @@ from offsetstore.kafka.client import BACKOFF, LOG, MISSING_GRACE, Deadline, let_
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, describe, no_answer
 from offsetstore.kafka.settings import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition, in_parts
+from offsetstore.text import documentation
 
 # Seconds for the first attempt, doubled for each further one: only between two of them do we see what was refused.
 _FIRST_PATIENCE: Final = 0.5
@@ -123,8 +124,8 @@ def read_with(
                 raise BrokerUnavailable(
                     f"an open Kafka transaction blocks {doing}",
                     next_step="It ends within its producer's transaction.timeout.ms, a minute by default. If this "
-                    "lasts, Kafka has lost its end, as brokers 4.3.0 to 4.4.0 can: docs/relay-recovery.md; "
-                    f"{doing.harmless}.",
+                    "lasts, Kafka has lost its end, as brokers 4.3.0 to 4.4.0 can: see "
+                    f"{documentation('relay-recovery')}; {doing.harmless}.",
                 )
     if error is not None:
         raise no_answer(error, reported, doing, deadline.seconds)

@@ -32,11 +32,12 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.outbox import KafkaMark, Mark, OutboxRow, Refusal, new_word
 from offsetstore.runtime import failpoints
 from offsetstore.runtime.background import meanwhile
+from offsetstore.text import documentation
 
 _GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports meanwhile
 _HARMLESS: Final = "nothing was counted as sent"
 _LACKING: Final = "Its rows wait until then, and those of other topics are sent."
-_NEEDED: Final = "docs/relay.md lists what a relay needs"
+_NEEDED: Final = f"{documentation('relay')} lists what a relay needs"
 _RETRIES: Final = frozenset({"retries", "message.send.max.retries"})
 _LARGEST: Final = 1_000_000  # bytes of key and value, librdkafka's own default of message.max.bytes
 _TRANSACTION: Final = 60_000  # milliseconds, its default of transaction.timeout.ms

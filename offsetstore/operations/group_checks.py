@@ -13,7 +13,7 @@ from offsetstore.operations.group_state import GroupState
 from offsetstore.operations.group_status import last_advance, moment, relay_in_words, standing
 from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.runs import Run, RunState
-from offsetstore.text import command, counted, short
+from offsetstore.text import command, counted, documentation, short
 
 CheckVerdict: TypeAlias = Literal["ok", "attention", "bad"]
 """``bad``: results are late, records are lost, or the next start fails. ``attention``: it may come to that."""
@@ -198,9 +198,9 @@ class _Checks:
         assert part.stored is not None
         assert part.stored.updated_at is not None
         assert part.log is not None
-        section = "partitionstands"
+        section = "PartitionStands"
         if part.log.last_stable <= part.stored.next_offset:
-            why, section = "What is unread is behind a producer's open transaction", "hangingtransaction"
+            why, section = "What is unread is behind a producer's open transaction", "HangingTransaction"
         elif part.is_ahead:
             why = "Its first unread record has a timestamp ahead of the clock, for which a consumer's Delay waits"
         elif part.lag_seconds is None:
@@ -211,7 +211,7 @@ class _Checks:
         more = f", and so {'has' if others == 1 else 'have'} {others} more" if others else ""
         text = (
             f"{tp} has stood at offset {part.stored.next_offset} while others advanced{more}. {why}. What to do: "
-            f"docs/runbook.md#{section}. Its offset last changed:"
+            f"{documentation('runbook', section)}. Its offset last changed:"
         )
         return Check(name, "bad", text, _whole(part.stored.updated_at), self._command("errors", "-n 5"))
 
@@ -393,7 +393,7 @@ class _Checks:
             verb = "waits" if found.rows == 1 else "wait"
             told.append(f"{counted(found.rows, 'row')} {verb} to be sent to Kafka.")
             if is_late or not is_sent:
-                told.append(f"{relay_in_words(relay)} See docs/runbook.md#outboxstalled.")
+                told.append(f"{relay_in_words(relay)} See {documentation('runbook', 'OutboxStalled')}.")
             told.append(f"The first is row {found.row}, for topic {found.topic}. The oldest was written:")
         at = None if found.oldest is None else _whole(found.oldest)
         step = self._command("outbox list") if found.refused else ""

@@ -31,6 +31,9 @@ _N = TypeVar("_N", int, float)
 # Where the search finds only a bound, up to this many records are read, the oldest first (decision 0037).
 _RECORDS_READ: Final = 20
 _NAMED: Final = 3
+# One that was killed stays in the table for a day: it may only be frozen, and go on. Whoever looks while others take
+# its partitions sees it.
+_REPLACED: Final = timedelta(minutes=5)
 
 
 def end_of(log: Watermarks) -> int:
@@ -253,11 +256,20 @@ class GroupState(_Together):
 
     @property
     def of_members(self) -> list[MemberState]:
-        """The members, each with the partitions that it was the last to take: their rows have its token."""
+        """The members, each with the partitions that it was the last to take: their rows have its token.
+
+        A killed member is left out after `_REPLACED`, once others have taken all of its partitions.
+        """
         taken: dict[UUID, list[TopicPartition]] = {}
         for tp, row in self.stored.items():
             taken.setdefault(row.token.claim_id, []).append(tp)
-        return [MemberState(member, tuple(taken.get(member.member_id, ()))) for member in self.members]
+        # The fleet's own token is in the rows until a member takes them.
+        has_others = bool(taken.keys() - {self.owner.token.claim_id})
+        return [
+            MemberState(member, tuple(taken.get(member.member_id, ())))
+            for member in self.members
+            if member.member_id in taken or not has_others or member.alive_for <= _REPLACED
+        ]
 
     @property
     def is_live(self) -> bool:

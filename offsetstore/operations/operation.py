@@ -329,7 +329,7 @@ def unknown_group(session: Session, group: str, what: str = "group") -> UnknownG
     return UnknownGroup(
         f"the store has no {what} {group!r}",
         found=None if near else some or "no groups with offsets",
-        next_step=did_you_mean(map(repr, near)) + UnknownGroup.default_next_step,
+        next_step=did_you_mean(near) + UnknownGroup.default_next_step,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Final
 
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import ConfigurationError, UnknownGroup
 from offsetstore.offsets import MAX_OFFSET, NO_CLAIM, Token
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, unknown_group
 from offsetstore.operations.people import people
@@ -114,6 +114,17 @@ def is_source(session: PostgresSession, name: str) -> bool:
     return session.one(IS_SOURCE, name=name).found or bool(session.history(name, limit=1))
 
 
+def unknown_source(session: Session, name: str) -> UnknownGroup:
+    """Make the error for a name that is no group's, and that no row has."""
+    error = unknown_group(session, name)
+    return UnknownGroup(
+        f"{error.what}, and no outbox row has this name",
+        found=error.found,
+        next_step=f"{error.next_step} The name of an application is known only while it has rows in the outbox, or "
+        "once something was decided about them.",
+    )
+
+
 def read_refused(
     session: PostgresSession, group: str, *, topic: str | None, after: int, limit: int
 ) -> list[RefusedRow]:
@@ -182,7 +193,7 @@ class _Refused(Operation[RefusedDecided]):
     def _choose(self, session: Session, statement: str) -> RefusedDecided:
         owner, read = session.group(self.group), people(session)
         if owner is None and not is_source(read, self.group):
-            raise unknown_group(session, self.group, "group, or source of outbox rows,")
+            raise unknown_source(session, self.group)
         values = {"group": self.group, "topic": self.topic}
         found = [
             RefusedRow(*row) for row in read.rows(statement, ids=self.ids, after=-1, limit=self.limit + 1, **values)

@@ -6,7 +6,7 @@ A job's transaction needs none of them, so a store in memory has none of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -19,7 +19,7 @@ from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import translated
 from offsetstore.postgres.runs import REPLAYS
 from offsetstore.postgres.schema import HEAD, metadata
-from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
+from offsetstore.postgres.session import PostgresSession, group_row, history_event, stored_rows
 from offsetstore.protocol.arguments import check_whole
 from offsetstore.protocol.database import EVENTS, TAKING, Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.letters import LetterState
@@ -81,6 +81,14 @@ class ListedGroup:
     topics: tuple[str, ...]
     advanced_for: timedelta | None
     dead_letters: int
+
+
+class OutboxView(NamedTuple):
+    """What is in the outbox, by the names of groups and of applications' sources, and its relay, at one moment."""
+
+    at: datetime
+    names: Mapping[str, OutboxState]
+    relay: RelayStatus | None
 
 
 class ErrorOfGroup(NamedTuple):
@@ -318,6 +326,8 @@ LEFT JOIN LATERAL (SELECT w.created_at FROM {s}outbox AS w ORDER BY w.id LIMIT 1
 WHERE o.shard IS NOT NULL OR r.run_id IS NOT NULL
 """
 
+NOW: Final = "SELECT clock_timestamp() AS at"
+
 OUTBOX_SENT: Final = "SELECT sent FROM {s}outbox_relays WHERE shard = 0"
 
 # Of other roles' transactions, the server shows when they began to members of pg_read_all_stats alone.
@@ -372,14 +382,26 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
             for row in runs.rows
         },
         fleets,
-        {
-            row.consumer_group: OutboxState(row.rows, row.oldest, row.refused, row.more, row.first, row.topic)
-            for row in outbox.rows
-        },
+        _outbox_states(outbox.rows),
         sum(row.sent for row in sent.rows),
         requested=asked_for,
         relay=_relay_status(relay.rows),
     )
+
+
+def read_outbox(session: PostgresSession, name: str | None = None) -> OutboxView:
+    """Read what is in the outbox, or what this group or source has there, in one round trip."""
+    asked = None if name is None else [name]
+    with translated():
+        states, relay, now = session.together(OUTBOX_STATES, RELAY, NOW, groups=asked)
+    return OutboxView(now.rows[0].at, _outbox_states(states.rows), _relay_status(relay.rows))
+
+
+def _outbox_states(rows: Iterable[Any]) -> dict[str, OutboxState]:
+    return {
+        row.consumer_group: OutboxState(row.rows, row.oldest, row.refused, row.more, row.first, row.topic)
+        for row in rows
+    }
 
 
 def read_group(session: PostgresSession, group: str) -> StoreOverview:
@@ -463,6 +485,27 @@ ERRORS_OF_ALL: Final = _ERRORS % (
     "",
 )
 OLDEST_WITHIN: Final = "SELECT at FROM {s}job_errors ORDER BY id DESC LIMIT 1 OFFSET :within - 1"
+
+
+# By the primary key, as ERRORS_OF_ALL. Lines without a group only take ids.
+HISTORY_OF_ALL: Final = """
+SELECT * FROM (
+SELECT consumer_group, id, topic, partition, event, from_offset, to_offset, epoch, claim_id, actor, reason, at, db_role
+FROM (SELECT * FROM {s}offset_history ORDER BY id DESC LIMIT :within) AS newest
+WHERE consumer_group <> ''
+  AND (CAST(:since AS timestamptz) IS NULL OR at >= CAST(:since AS timestamptz))
+  AND (CAST(:events AS text[]) IS NULL OR event = ANY(CAST(:events AS text[])))
+ORDER BY id DESC LIMIT :limit) AS last_ones
+ORDER BY id
+"""
+
+
+def read_history_of_all(
+    session: PostgresSession, *, since: datetime | None, events: Collection[str], limit: int, within: int
+) -> list[tuple[str, HistoryEvent]]:
+    """Read the last lines of all groups' histories, oldest first, each with its group, among the newest ``within``."""
+    asked = {"since": since, "events": list(events) or None, "limit": limit, "within": within}
+    return [(row.consumer_group, history_event(row)) for row in session.rows(HISTORY_OF_ALL, **asked)]
 
 
 def _seen_row(row: Any) -> GroupRow:

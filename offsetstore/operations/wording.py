@@ -17,7 +17,7 @@ from offsetstore.operations.outbox import RefusedDecided
 from offsetstore.operations.pauses import PauseDecided
 from offsetstore.operations.resets import Reset
 from offsetstore.protocol.database import GroupRow
-from offsetstore.text import counted, visible
+from offsetstore.text import counted, documentation, visible
 
 _RESTART: Final = "its supervisor may not do so after a job was fenced"
 _SHOWN: Final = 20  # letters, and partitions whose log lost records
@@ -327,7 +327,8 @@ def _of_store(plan: StoreDecided) -> Iterator[Note]:
     if plan.executed:
         yield Note("Give each of its jobs a kafka_group= of its own.")
         yield Note(
-            "If the outbox has rows, the original sends them: empty it before a relay starts (docs/relay-recovery.md)."
+            "If the outbox has rows, the original sends them: empty it before a relay starts. See "
+            f"{documentation('relay-recovery')}."
         )
         return
     yield _warning("This can't be taken back.")

@@ -90,6 +90,22 @@ def discard_at_end(connection: object) -> None:
         connection.execution_options(**{_DISCARD: True})
 
 
+def history_event(row: Any) -> HistoryEvent:
+    """A line of the history."""
+    return HistoryEvent(
+        row.event,
+        None if row.topic is None else TopicPartition(row.topic, row.partition),
+        row.from_offset,
+        row.to_offset,
+        Token(row.epoch, row.claim_id),
+        row.actor,
+        row.reason,
+        row.at,
+        row.db_role,
+        row.id,
+    )
+
+
 class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
     """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
@@ -501,21 +517,7 @@ class PostgresSession(LetterStatements, RunStatements, OutboxStatements):
     ) -> list[HistoryEvent]:
         topic, partition = topic_partition or (None, None)
         asked = {"since": since, "events": list(events) or None, "topic": topic, "partition": partition, "limit": limit}
-        return [
-            HistoryEvent(
-                row.event,
-                None if row.topic is None else TopicPartition(row.topic, row.partition),
-                row.from_offset,
-                row.to_offset,
-                Token(row.epoch, row.claim_id),
-                row.actor,
-                row.reason,
-                row.at,
-                row.db_role,
-                row.id,
-            )
-            for row in self.rows(sql.HISTORY, group=group, before=before, **asked)
-        ]
+        return [history_event(row) for row in self.rows(sql.HISTORY, group=group, before=before, **asked)]
 
     def deleted_epochs(self, group: str) -> dict[str | None, int]:
         return {row.topic: row.epoch for row in self.rows(sql.DELETED_EPOCHS, group=group)}

@@ -304,7 +304,7 @@ def _hint(name: str) -> str:
     if instead is not None:
         return f"write {instead}"
     near = get_close_matches(base, [*_TYPES, *_SYNONYMS], n=1, cutoff=0.7)
-    return f"did you mean {near[0]}?" if near else "for a type that PostgreSQL has and Spark has not, write string"
+    return f"did you mean {near[0]!r}?" if near else "for a type that PostgreSQL has and Spark has not, write string"
 
 
 def _base(name: str) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from offsetstore.errors import OffsetStoreError, as_raised
+from offsetstore.errors import FunctionFailed, OffsetStoreError, as_raised
 from offsetstore.protocol.events import (
     BatchEnded,
     ClaimEnded,
@@ -136,8 +136,11 @@ def _log_failure(event: BatchEnded | FlushEnded | IdleWorkFailed, error: BaseExc
     what = "could not flush between batches"
     if isinstance(event, BatchEnded):
         what = f"batch {event.batch} failed"
-        # One line: the error ends the job, and is then printed with all that it has.
-        if isinstance(error, OffsetStoreError):
+        # One line: the error ends the job, and is then printed with all that it has. What a function raised was told
+        # as the search for the record began.
+        if isinstance(error, FunctionFailed):
+            text = ""
+        elif isinstance(error, OffsetStoreError):
             text = f": {describe_error(error)[0]}"
     _log.error("%s: %s%s", what, type(error).__name__, text)
 

@@ -15,7 +15,7 @@ from typing import Final, Literal, get_args
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import CommittedOffset, OffsetRange, StoredOffset, TopicPartition, Watermarks
-from offsetstore.text import command, counted, numbered, visible
+from offsetstore.text import counted, documentation, numbered
 
 Prefer = Literal["larger", "stored", "agree"]
 AutoOffsetReset = Literal["earliest", "latest", "none"]
@@ -204,7 +204,6 @@ class StartingOffsets:
 
     ``vanished`` are stored partitions that Kafka no longer has, after a restart: their rows go to 0. ``unknown`` is the
     group's name if the store has no offset of it, and ``similar`` are the names of groups that may be meant instead.
-    ``schema`` is the schema of the tables, for the commands in the `warning`.
     """
 
     starts: Mapping[TopicPartition, Start]
@@ -212,7 +211,6 @@ class StartingOffsets:
     timestamp_ms: int | None = None
     unknown: str | None = None
     similar: tuple[str, ...] = ()
-    schema: str | None = None
 
     @property
     def offsets(self) -> dict[TopicPartition, int]:
@@ -242,28 +240,15 @@ class StartingOffsets:
         if not self.similar:
             return (
                 f"group {self.unknown!r} is new: {what}. If its job ran before under another name, or without "
-                "offsetstore, stop it, and see docs/starting.md."
+                f"offsetstore, don't let it run, and see {documentation('starting')}."
             )
-        delete, rename = self._ways_out(self.unknown)
+        # It holds before the group's first claim, too, as `offsetstore resolve` prints it: there is nothing to delete.
         return (
             f"the store has no offsets of group {self.unknown!r}, which is right for a new job: {what}. Groups with "
-            f"similar names: {', '.join(map(repr, self.similar))}. If this is not a new job, stop it, and remove what "
-            f"it has written. Then correct the name; or delete this group, `{delete}`, and take over the earlier job's "
-            f"offsets, with `{rename}` or adopt_checkpoint=. "
-            'StartPolicy(auto_offset_reset="none") refuses such starts.'
+            f"similar names: {', '.join(map(repr, self.similar))}. If the job is not new, don't let it run: correct "
+            "the name, or take over the earlier offsets, and remove what it has written already. "
+            f"See {documentation('starting')}."
         )
-
-    def _ways_out(self, unknown: str) -> tuple[str, str]:
-        """The commands of the `warning`: to delete this group, and to rename the earlier one."""
-        delete, rename = ("groups", "delete"), ("groups", "rename")
-        earlier = self.similar[0]
-        # Without arguments if a name could break the line of a log.
-        if visible(unknown) == unknown and visible(earlier) == earlier:
-            reason = ("--reason", "wrong name")
-            delete += ("-g", unknown, *reason)
-            rename += ("-g", earlier, "--to", unknown, *reason)
-            return command(*delete, schema=self.schema), command(*rename, schema=self.schema)
-        return command(*delete, schema=None), command(*rename, schema=None)
 
     def json(self) -> str:
         """Spark's ``startingOffsets``: ``{"topic": {"0": 42}}``."""

@@ -42,6 +42,7 @@ from offsetstore.spark.columns import KAFKA_COLUMNS, headers_of, within
 from offsetstore.spark.columns import REJECT_COLUMN as REJECT
 from offsetstore.spark.plans.scan import is_in_order
 from offsetstore.spark.schemas import spark_columns
+from offsetstore.text import documentation
 from offsetstore.writers.arrow.batches import KAFKA
 
 ROWS: Final = "_offsetstore_rows"
@@ -145,7 +146,8 @@ class HandlerTransform:
                 "a handler's function can't be pickled, to be sent to Spark's executors",
                 found=str(error).strip().splitlines()[-1],
                 expected="a function that neither holds a client or a lock nor uses one at the top of the job's file",
-                next_step="Make it in a module of its own, at the first call: see docs/handlers-clients.md.",
+                next_step="Make it in a module of its own, at the first call: see "
+                f"{documentation('handlers-clients')}.",
             ) from None
 
     def __call__(self, batch: DataFrame) -> DataFrame | dict[str, DataFrame]:

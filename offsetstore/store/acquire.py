@@ -258,7 +258,7 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evide
         acquired = write_whole(session, request, claim_id, locked, evidence, why=why, checkpoint=asked.checkpoint)
         session.begin_run(request.group, acquired.token, new_run(acquired.owner, request.topics))
         if acquired.starting is not None:
-            starting = replace(acquired.starting, similar=similar, schema=store.database.schema)
+            starting = replace(acquired.starting, similar=similar)
             acquired = replace(acquired, starting=starting)
         failpoints.reach("in_claim")
     _warn_of_copy(request, acquired.starting)
@@ -536,7 +536,7 @@ def resolve_unlocked(
     if starting.warning is None:
         return starting
     others = read(database, lambda session: session.names_of_groups())
-    return replace(starting, similar=similar_names(group, others), schema=database.schema)
+    return replace(starting, similar=similar_names(group, others))
 
 
 def _is_behind(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView, store_id: uuid.UUID) -> bool:

@@ -293,7 +293,7 @@ def _join(
             store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id
         )
     if starting is not None:
-        starting = replace(starting, similar=asked.starting.similar, schema=store.database.schema)
+        starting = replace(starting, similar=asked.starting.similar)
     return token, fleet, Acquired(Token(token.epoch, member_id), {}, starting, this_process(), store_id, fenced)
 
 

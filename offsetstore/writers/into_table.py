@@ -222,7 +222,7 @@ class _Mismatch:
         column = columns.get(name)
         if column is None:
             near = _near(name, columns)
-            problem = "is not in the table" + (f" (did you mean {near}?)" if near else "")
+            problem = "is not in the table" + (f" (did you mean {near!r}?)" if near else "")
             step = f"Rename it to {near}." if near else f"Drop {name} in the transform, or add it to the table."
             if name == REJECT:
                 step = "Give the sink dead_letters=DeadLetters(), which keeps the records that are rejected."

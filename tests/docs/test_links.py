@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from offsetstore import text
+from offsetstore.cli.commands import COMMANDS, cli
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -31,6 +36,25 @@ def test_each_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
             continue  # a page of GitHub's own, such as ../../security/advisories/new
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_messages_name_pages_as_the_index_does() -> None:
+    """Those who have installed the package have no files of the documentation, but the site's titles."""
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    titles = {page: title for title, page in re.findall(r"\[([^\]]+)\]\(([\w-]+)\.md\)", index)}
+    assert {page: titles[page] for page in text._PAGES} == text._PAGES
+    named: set[str] = set()
+    for source in (ROOT / "offsetstore").rglob("*.py"):
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+        kept = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        said = " ".join(" ".join(value for value in kept if isinstance(value, str)).split())
+        named.update(re.findall(r"the page '([^'{]+)' of the documentation", said))
+    assert named <= {*titles.values()}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_help_names_a_file_of_the_documentation(command: str) -> None:
+    assert "docs/" not in CliRunner().invoke(cli, [command, "--help"]).output
 
 
 def test_the_index_has_each_page() -> None:

@@ -93,7 +93,7 @@ def test_for_a_name_of_sql_the_error_says_what_to_write_and_that_fits_its_column
         ("a int[]", "column a: an array is written array<...>, with the type of its elements"),
         ("a list<int>", "column a: the type list is unknown; write array<...> with the type of its elements"),
         ("id long primary key", "'primary' in the place of ',' or the end"),
-        ("id lung", "column id: the type lung is unknown; did you mean long?"),
+        ("id lung", "column id: the type lung is unknown; did you mean 'long'?"),
         (
             "id box",
             "column id: the type box is unknown; for a type that PostgreSQL has and Spark has not, write string",

@@ -158,7 +158,7 @@ PLACES: Final[tuple[tuple[str, str, Callable[[], Collection[str]]], ...]] = (
     ("problem", "in words", lambda: health._PROBLEMS),
     ("problem", "JSON of health", in_help(r" problems (\S.*?) \(only if a broker was asked\)", "health")),
     ("health", "Python", lambda: {code.value for code in Code}),
-    ("health", "JSON of health", in_help(r" codes (\S.*?); see docs", "health")),
+    ("health", "JSON of health", in_help(r" codes (\S.*?); see the page", "health")),
 )
 
 

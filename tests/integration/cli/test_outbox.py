@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Generator
 from typing import Any
@@ -14,7 +15,7 @@ from offsetstore import outbox as application
 from offsetstore.operations.outbox import SetAside
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-from tests.integration.cli.conftest import Here, blocks, words
+from tests.integration.cli.conftest import Here, Run, blocks, words
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.outbox import numbered, put
@@ -188,11 +189,14 @@ SHOP = ("-g", "shop", "--reason", "ticket 17")
 def test_rows_of_an_application_are_listed_and_decided_about_by_its_source_which_is_a_group_nowhere_else(
     here: Here, store: OffsetStore, query: Query, offsetstore_database: str
 ) -> None:
-    here.fail(1, "outbox", "list", "-g", "shop")
+    for command in (("outbox", "list"), ("history",), ("status",), ("health",)):
+        told = here.fail(1, *command, "-g", "shop")
+        assert "the store has no group 'shop', and no outbox row has this name" in " ".join(told.split()), command
+        assert "known only while it has rows in the outbox" in " ".join(told.split())
     with psycopg.connect(offsetstore_database) as connection:
         application.put(connection, numbered("orders", range(4)), source="shop")
     query("UPDATE outbox SET created_at = now() - interval '1 h' WHERE consumer_group = 'shop'")
-    for command in ("status", "health", "runs", "errors"):
+    for command in ("runs", "errors"):
         assert "the store has no group 'shop'" in here.fail(1, command, "-g", "shop")
     assert [group.group for group in store.groups()] == [GROUP]
     assert set(store.lag(None, StaticBroker.with_topics({"payments": 1}, end=10)).groups) == {GROUP}
@@ -215,5 +219,51 @@ def test_rows_of_an_application_are_listed_and_decided_about_by_its_source_which
     assert here.json("outbox", "list", "-g", "shop")["rows"] == [], "the history still knows it"
     assert here.json("outbox", "retry", "--all", *SHOP, "--execute")["rows"] == []
     here.fail(1, "outbox", "retry", "--all", "-g", "nobody", "--reason", "ticket 17")
+    assert "no outbox row has this name" in " ".join(here.fail(1, "status", "-g", "shop").split())
     store.claim("shop", topics=["payments"]).close()
     assert here.json("status", "-g", "shop")["outbox"] is None, "a group of this name is well"
+
+
+RELAY = "INSERT INTO relay_runs (run_id, owner) VALUES (gen_random_uuid(), 'r@host:9')"
+NONE = "Relay: No relay was ever started: `offsetstore relay` sends the rows."
+
+
+@pytest.mark.behaviour("OUT-14", "OPS-1")
+@pytest.mark.usefixtures("store")
+def test_an_application_s_rows_and_the_relay_are_in_status_and_a_source_is_no_group(
+    here: Here, run: Run, query: Query, offsetstore_database: str
+) -> None:
+    query("DELETE FROM outbox; DELETE FROM outbox_refused")
+    assert not re.search(r"^(Outbox|Relay):", here("status"), re.MULTILINE)
+    with psycopg.connect(offsetstore_database) as connection:
+        application.put(connection, numbered("orders", range(4)), source="shop")
+    query("UPDATE outbox SET created_at = now() - interval '3 h'")
+    rows = "Outbox: 4 rows waiting, the oldest for 3h: shop 4."
+    for group in ((), ("-g", GROUP)):
+        assert here("status", *group).splitlines()[-2:] == [rows, NONE] or group, group
+        assert {rows, NONE} <= {*here("status", *group).splitlines()}
+    what = "shop is no consumer group: an application put rows into the outbox under this name."
+    assert here("status", "-g", "shop").splitlines() == [what, rows, NONE]
+    for command in (("outbox", "list"), ("history",)):
+        assert here(*command, "-g", "shop").splitlines()[-3:] == [what, rows, NONE]
+
+    made = here.json("status", "-g", "shop")
+    assert made.keys() == {"source", "outbox", "relay"}
+    assert (made["source"], made["outbox"]["rows"], made["relay"]) == ("shop", 4, None)
+    of_all = here.json("status")
+    assert [(row["name"], row["rows"]) for row in of_all["outbox"]] == [("shop", 4)]
+    assert [group["group"] for group in of_all["groups"]] == [GROUP]
+    late = run("health", "-g", "shop", "--format", "json", url=offsetstore_database)
+    assert late.exit_code == 1
+    assert json.loads(late.stdout) == {"source": "shop", "well": False, "problems": ["no-live-relay"]}
+
+    query(RELAY)
+    query("UPDATE relay_runs SET ended_at = now(), ending = 'closed'")
+    assert re.search(
+        r"^Relay: ended\. The relay r@host:9 ended cleanly at .*: start it again\.$", here("status"), re.MULTILINE
+    )
+    query("UPDATE relay_runs SET ended_at = NULL, ending = NULL, sent_at = now()")
+    assert "Relay: live. The relay r@host:9 runs." in here("status", "-g", "shop")
+    assert here.json("health", "-g", "shop")["well"]
+    query(SET_ASIDE)
+    assert "Outbox: no row waits. Kafka refuses 4 rows: `offsetstore outbox list`." in here("status")

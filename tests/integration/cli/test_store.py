@@ -17,9 +17,12 @@ from offsetstore.protocol.store_facts import Stamp
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
 from offsetstore.testing import StaticBroker
+from offsetstore.text import documentation
 from tests.integration.cli.conftest import Here, Run, advance, blocks, words
 from tests.support.outbox import numbered, put
 from tests.support.relayed import FakeKafka
+
+RECOVERY = documentation("relay-recovery")
 
 GROUP = "billing"
 TP = TopicPartition("payments", 0)
@@ -89,7 +92,7 @@ def test_the_step_for_a_copy_makes_it_another_store_with_a_group_of_its_own_in_k
         assert claim.starting.offsets == {TP: 40}
     assert there(*NEW_ID).splitlines()[1:] == [
         "Give each of its jobs a kafka_group= of its own.",
-        "If the outbox has rows, the original sends them: empty it before a relay starts (docs/relay-recovery.md).",
+        f"If the outbox has rows, the original sends them: empty it before a relay starts. See {RECOVERY}.",
     ]
 
 

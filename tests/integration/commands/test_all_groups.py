@@ -79,6 +79,7 @@ def test_runs_without_a_group_are_the_last_of_each_page_by_page(run: Run, store:
                 key: other[key] for key in other if not key.endswith("_seconds")
             }
     assert run.lines("runs")[0].split()[0] == "group"
+    assert run.lines("runs")[-1] == "The last run of each group: -g GROUP shows all of it, and -n N the last N."
     assert [one["group"] for one in run.json("runs", "--after", "audit")["runs"]] == ["billing", LONG]
     assert "leave out --group" in run.fail(2, "runs", "-g", "billing", "--after", "audit")
 
@@ -89,7 +90,8 @@ def test_status_without_a_group_is_a_line_for_each_with_its_lag_if_there_are_bro
     store.pause("audit", reason="maintenance")
     head, *lines = [line.split() for line in run.lines("status")]
     assert head == ["group", "state", "epoch", "partitions", "changed", "letters", "topics"]
-    assert [line[:2] for line in lines] == [["audit", "paused"], ["billing", "live"], [LONG, "live"]]
+    assert [line[:2] for line in lines[:3]] == [["audit", "paused"], ["billing", "live"], [LONG, "live"]]
+    assert [line[0] for line in lines[3:]] == ["Outbox:", "Relay:"]
     found = run.json("status", "-n", "2", "-b", "b:1")
     assert (found["group"], found["next"]) == (None, "billing")
     assert [(one["group"], one["lag"]) for one in found["groups"]] == [("audit", FAR + 18), ("billing", FAR + 18)]
@@ -117,7 +119,7 @@ def test_errors_without_a_group_are_the_newest_of_all(run: Run, monkeypatch: pyt
     assert "newest 2 errors of all groups were looked at" in run.lines("errors")[-1]
     assert len(run.lines("errors", "--since", "2100-01-01T00:00Z")) == 1, "older ones would not be shown either"
     assert len(run.lines("errors", "-n", "1")) == 2, "there are as many as were asked for"
-    monkeypatch.setattr("offsetstore.cli.history._ERRORS", 2)
+    monkeypatch.setattr("offsetstore.cli.history._LINES", 2)
     assert run.lines("errors")[-1] == "These are the last 2: --limit shows more."
 
 
@@ -224,9 +226,26 @@ SELECT 'group-' || g, n, gen_random_uuid(), 'ana', ARRAY['payments'], '{}'
 FROM generate_series(1, 50) AS g, generate_series(1, 500) AS n;
 INSERT INTO job_errors (consumer_group, epoch, source, error_class, times)
 SELECT 'group-' || n % 50, 1, 'batch', 'E', 1 FROM generate_series(1, 25000) AS n;
+INSERT INTO offset_history (consumer_group, event, epoch, claim_id, actor, reason)
+SELECT 'group-' || n % 50, 'claim', 1, gen_random_uuid(), 'ana', '' FROM generate_series(1, 25000) AS n;
 INSERT INTO outbox_refused (id, consumer_group, topic, key, value, created_at, error)
 SELECT n, 'group-' || n % 50, 'payments', NULL, NULL, now(), 'no' FROM generate_series(100, 25000) AS n;
 """
+
+
+def test_history_without_a_group_is_the_newest_events_of_all_groups(run: Run, store: OffsetStore) -> None:
+    store.pause("audit", reason="maintenance")
+    store.pause("billing", reason="a deploy")
+    found = run.json("history", "-n", "2")
+    assert found["group"] is None
+    assert [(line["group"], line["event"]) for line in found["events"]] == [("audit", "pause"), ("billing", "pause")]
+    of_group = [dict(line) for line in run.json("history")["events"] if line.pop("group") == "audit"]
+    assert of_group == run.json("history", "-g", "audit")["events"]
+    head, *lines = run.lines("history", "--event", "pause")
+    assert head.split()[0] == "group"
+    assert [line.split()[0] for line in lines[:2]] == ["audit", "billing"]
+    assert lines[2:] == ["Only the newest 10,000 events of all groups were looked at: name a group for older ones."]
+    assert "--follow needs --group" in run.fail(2, "history", "-f")
 
 
 def test_each_read_of_all_groups_is_by_an_index_and_bounded(store: OffsetStore, query: Query) -> None:
@@ -236,6 +255,7 @@ def test_each_read_of_all_groups_is_by_an_index_and_bounded(store: OffsetStore, 
     places = ("after_at", "after_topic", "after_partition", "after_offset", "after_topic_id", "after_group")
     letters = {**filters, **dict.fromkeys(places), "states": ["dead", "requested"], "limit": 10}
     page = {"groups": [f"group-{number}" for number in range(1, 21)]}
+    history = {"since": None, "events": ["none"]}
     some = {"since": None, "sources": None, "limit": 10, "within": 1_000}
     for statement, values, table, most in (
         (stored_letters.LIST_LETTERS_OF_ALL, {**letters, "within": 11}, "dead_letters", 53 * 2 * 12),
@@ -243,6 +263,7 @@ def test_each_read_of_all_groups_is_by_an_index_and_bounded(store: OffsetStore, 
         (people.RUNS_OF_GROUPS, {**page, "limit": 2}, "job_runs", 20 * 2),
         (people.RUNS_OF_GROUPS, {**page, "limit": 2}, "member_runs", 20 * 3),
         (people.ERRORS_OF_ALL, some, "job_errors", 1_000),
+        (people.HISTORY_OF_ALL, {**history, "limit": 10, "within": 1_000}, "offset_history", 1_000),
         (people.OLDEST_WITHIN, {"within": 1_000}, "job_errors", 1_000),
         (outbox.REFUSED_OF_ALL, {"after": -1, "topic": None, "limit": 10}, "outbox_refused", 10),
         (people.NAMES, {"after": "group-2", "limit": 11}, "consumer_groups", 11),

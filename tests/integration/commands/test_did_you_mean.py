@@ -30,11 +30,11 @@ def test_a_similar_name_is_suggested_for_one_that_does_not_exist(run: Run) -> No
     for arguments, code, near in (
         (("statuss",), 2, "status"),
         (("dead-letter", "list"), 2, "dead-letters"),
-        (("dead-letters", "lst"), 2, "'list'"),
-        (("outbox", "setaside"), 2, "'set-aside'"),
-        (("status", "--fromat", "json"), 2, "'--format'"),
+        (("dead-letters", "lst"), 2, "list"),
+        (("outbox", "setaside"), 2, "set-aside"),
+        (("status", "--fromat", "json"), 2, "--format"),
         *(
-            ((*command, "-g", "biling"), 1, "'billing'")
+            ((*command, "-g", "biling"), 1, "billing")
             for command in (
                 ("status",),
                 ("runs",),
@@ -65,13 +65,13 @@ def test_a_similar_name_is_suggested_for_one_that_does_not_exist(run: Run) -> No
         (("reset", "-g", "billing", "-t", "Payments", "--to-current", *REASON), 2, "payments"),
         (("groups", "delete", "-g", "billing", "-t", "paymnts", *REASON), 2, "payments"),
     ):
-        assert f"Did you mean {near}?" in run.fail(code, *arguments), arguments
+        assert f"Did you mean '{near}'?" in run.fail(code, *arguments), arguments
 
 
 @pytest.mark.behaviour("DX-1")
 def test_an_empty_list_suggests_the_topic_that_was_meant(run: Run) -> None:
     letters, rows = ("dead-letters", "list", "-g", "billing"), ("outbox", "list", "-g", "billing")
-    assert run.lines(*letters, "-t", "paymnts")[1:] == ["No dead letters of topic paymnts. Did you mean payments?"]
-    assert run.lines(*rows, "-t", "event")[1:] == ["No rows of topic event. Did you mean events?"]
+    assert run.lines(*letters, "-t", "paymnts")[1:] == ["No dead letters of topic paymnts. Did you mean 'payments'?"]
+    assert run.lines(*rows, "-t", "event")[1:] == ["No rows of topic event. Did you mean 'events'?"]
     for there in ((*letters, "-t", "payments"), (*letters, "-t", "invoices"), (*rows, "-t", "invoices")):
         assert len(run.lines(*there)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from operator import itemgetter
 
 import pytest
 
@@ -90,6 +91,29 @@ def test_it_fails_above_a_limit_and_where_it_cant_be_told_but_not_for_a_paused_g
     assert "paused, no job" in "".join(run.lines(*LAG, "--fail-above", "0"))
 
 
+def test_without_a_group_it_is_of_all_and_with_a_topic_of_that_topic_alone(run: Run, store: OffsetStore) -> None:
+    """The state stays that of the whole group, and a typo in a check never looks well."""
+    with store.claim("invoicing", topics=["payments", "refunds"]) as claim:
+        advance(store, claim, {P0: 10, TopicPartition("refunds", 0): 3})
+    key = itemgetter("group", "state", "lag")
+    of_all = run.json("lag", *LAG[3:])
+    assert [*map(key, of_all["groups"])] == [*map(key, run.json("lag", "--all", *LAG[3:])["groups"])]
+    assert [group["group"] for group in of_all["groups"]] == ["audit", "billing", "invoicing"]
+
+    of_topic = run.json("lag", "-t", "payments", *LAG[3:])["groups"]
+    assert [(group["group"], group["lag"]) for group in of_topic] == [("billing", 6), ("invoicing", 0)]
+    states = {group["group"]: group["state"] for group in of_all["groups"]}
+    assert all(group["state"] == states[group["group"]] for group in of_topic)
+    assert [line.split()[:3] for line in run.lines(*LAG, "-t", "payments")[1:2]] == [["billing", "ended", "payments"]]
+    assert run("lag", "-t", "payments", "--fail-above", "5", *LAG[3:]).exit_code == 1
+    assert run("lag", "-g", "invoicing", "-t", "payments", "--fail-above", "5", *LAG[3:]).exit_code == 0
+
+    told = run.fail(1, "lag", "-t", "paymnts", "--fail-above", "5", *LAG[3:])
+    assert "no offsets of topic 'paymnts' for any group" in told
+    assert "Did you mean 'payments'?" in told
+    assert "for group 'billing'" in run.fail(1, *LAG, "-t", "refunds")
+
+
 def test_what_is_stored_is_shown_if_kafka_does_not_answer_and_wrong_usage_is_told(
     run: Run, broker: StaticBroker
 ) -> None:
@@ -98,10 +122,10 @@ def test_what_is_stored_is_shown_if_kafka_does_not_answer_and_wrong_usage_is_tol
     assert (result.exit_code, "no answer" in result.stderr) == (4, True)
     assert result.stdout.splitlines()[1].split() == ["billing", "payments-0", "4", "-", "-", "-", "-"]
     for wrong in (
-        (),
         ("-g", "billing", "--all"),
         ("-g", "billing", "--fail-above", "5 m"),
         ("--all", "--kafka-group", "x"),
+        ("--kafka-group", "x"),
     ):
         run.fail(2, "lag", "-b", "kafka:9092", *wrong)
 

@@ -187,7 +187,7 @@ COMMANDS: Final = [
         "a typo in a topic's name",
         (2, 3),
         "the store has no offsets of topic 'paymets' for group 'billing' ... expected:  payments ... "
-        "Did you mean payments? Correct the topic; a claim makes its rows.",
+        "Did you mean 'payments'? Correct the topic; a claim makes its rows.",
         line="reset -g billing -t paymets --to-offset 0 --reason x --force --execute",
         prepared="group",
     ),
@@ -218,7 +218,7 @@ COMMANDS: Final = [
         line="status --grup billing",
     ),
     Command(
-        "a typo in a command", (2, 4), "No such command 'statsu' ... Did you mean status?", line="statsu -g billing"
+        "a typo in a command", (2, 4), "No such command 'statsu' ... Did you mean 'status'?", line="statsu -g billing"
     ),
     Command(
         "a broker option without its value",
@@ -247,7 +247,7 @@ ON_KAFKA: Final = [
         "a topic that Kafka does not have",
         (4, 4),
         "Kafka has no topic {topic}s ... of those that this principal may see ... this topic at these brokers ... "
-        "Did you mean {topic}? Create the topic or correct its name; nothing was changed.",
+        "Did you mean '{topic}'? Create the topic or correct its name; nothing was changed.",
         line="resolve -g {group} -t {topic}s -b {kafka}",
         behaviours=("START-16",),
     ),
@@ -258,14 +258,14 @@ CONSUMERS: Final = [
         "a typo in the module's name",
         (2, 4),
         "there is no module biling_app ... "
-        "Did you mean billing_app? Correct the name, change to the directory that has it, or set PYTHONPATH.",
+        "Did you mean 'billing_app'? Correct the name, change to the directory that has it, or set PYTHONPATH.",
         function="biling_app:consumer",
     ),
     Consuming(
         "a typo in the function's name",
         (2, 4),
         "module billing_app has no function consumr ... "
-        "Did you mean consumer, Consumer? Correct the name, or write the function.",
+        "Did you mean 'consumer'? Correct the name, or write the function.",
         function="billing_app:consumr",
     ),
     Consuming(
@@ -294,7 +294,7 @@ CONSUMERS_ON_KAFKA: Final = [
     Consuming(
         "a topic that the consumer finds nowhere",
         (4, 4),
-        "Kafka has no topic {topic}s ... Did you mean {topic}? Create the topic or correct its name",
+        "Kafka has no topic {topic}s ... Did you mean '{topic}'? Create the topic or correct its name",
         edits=(('topics=["{topic}"]', 'topics=["{topic}s"]'),),
     ),
     Consuming(
@@ -314,7 +314,7 @@ CONSUMERS_ON_KAFKA: Final = [
     Consuming(
         "a typo in a column",
         (5, 5),
-        "payr is not in the table (did you mean payer?) ... Rename it to payer.",
+        "payr is not in the table (did you mean 'payer'?) ... Rename it to payer.",
         edits=(('"payer": records', '"payr": records'),),
     ),
     Consuming(
@@ -378,7 +378,8 @@ JOBS: Final = [
         "a transform that returns neither rows nor columns",
         (0, 1),
         "group 'billing' is new: it reads at most 1 record of {topic}. ... "
-        "If its job ran before under another name, or without offsetstore, stop it, and see docs/starting.md.",
+        "If its job ran before under another name, or without offsetstore, don't let it run, "
+        "and see the page 'A refused start' of the documentation.",
         edits=(
             ("return batch.selectExpr(", "return batch.select().limit(0) if True else batch.selectExpr("),
             (".start()", ".trigger(availableNow=True).start()"),

@@ -17,6 +17,7 @@ from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.operations.people import people
 from offsetstore.operations.samples import Sample, record_samples
 from offsetstore.store.sessions import transaction
+from tests.integration.conftest import Query
 from tests.integration.pages.conftest import GROUP, P0, P1, P2, Clock, Site, advance, give, rows_of, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
@@ -26,6 +27,31 @@ MINUTE = timedelta(minutes=1)
 
 def names(site: Site, **query: str | int) -> list[str]:
     return [row.split()[0] for row in site.rows("groups", "/", **query)]
+
+
+@pytest.mark.behaviour("OUT-13")
+def test_rows_of_the_outbox_that_no_relay_sends_are_told_above_the_list_and_lead_to_the_store(
+    site: Site, query: Query
+) -> None:
+    """Also if no group has them."""
+
+    def told() -> str | None:
+        site.take()
+        found = re.search(r'<div data-live id="outbox">(.*?)</div>', site.page(), re.DOTALL)
+        assert found is not None
+        assert not found[1] or 'href="/store"' in found[1]
+        return text_of(found[1]) or None
+
+    assert told() is None
+    query("INSERT INTO outbox (consumer_group, topic) VALUES ('shop', 'orders'), ('shop', 'orders')")
+    assert told() == "2 rows of the outbox not sent : relay never started"
+    site.give(GROUP, {P0: 4})
+    query("INSERT INTO relay_runs (run_id, owner) VALUES (gen_random_uuid(), 'r@host:9')")
+    assert told() is None
+    query("UPDATE relay_runs SET seen_at = now() - interval '20 s'")
+    assert told() == "2 rows of the outbox not sent : relay silent"
+    query("DELETE FROM outbox")
+    assert told() is None
 
 
 def test_each_group_has_its_state_lag_and_last_advance(site: Site) -> None:

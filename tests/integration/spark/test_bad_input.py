@@ -64,7 +64,7 @@ def test_what_does_not_fit_and_java_s_errors_are_told_by_ours_and_a_better_trans
     assert isinstance(failed.error, ColumnMismatch)
     for words in (
         "colour is not in the table",
-        "Value is not in the table (did you mean value?)",
+        "Value is not in the table (did you mean 'value'?)",
         "topic has another type",
         "partition is missing",
     ):

@@ -67,7 +67,7 @@ def test_all_that_does_not_fit_is_in_one_error_and_no_byte_was_sent(database: Da
     assert error.found == {"amount": "int64", "n": "string", "foreign": "int64", "doubled": "int64"}
     assert error.expected == {"n": "bigint", "needed": "text"}
     for part in [
-        "amount is not in the table (did you mean Amount?)",
+        "amount is not in the table (did you mean 'Amount'?)",
         "n has another type",
         "foreign is not in the table",
         "doubled is GENERATED ALWAYS",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.behaviour("CONS-11", "DX-1")
 
 Ended = Callable[[str], tuple[int, str]]
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
 _RAISES = "from offsetstore.errors import *\ndef consumer():\n    raise "
 
 
@@ -61,7 +63,8 @@ def test_at_a_terminal_the_first_rows_are_told_and_no_others(
 
     with terminal(monkeypatch) as screen:
         play(FirstRows(2))
-    assert screen.lines == ["offsetstore: process 2: batch 1: 9 rows"]
+    [line] = screen.lines
+    assert re.fullmatch(rf"{TIME} offsetstore: process 2: batch 1: 9 rows", line)
     play(FirstRows(2))
     assert capsys.readouterr() == ("", "")
 
@@ -161,7 +164,7 @@ def test_what_is_wrong_with_the_module_or_its_function_is_told_with_its_line(
 ) -> None:
     found, said = ended(source)
     assert found == code
-    assert said.startswith(f"Error: {told[0]}")
+    assert re.match(rf"{TIME} offsetstore: process 0: Error: {re.escape(told[0])}", said)
     assert [text for text in (*told, "  next step: ") if text not in said] == []
     assert ("The process is started again meanwhile" in said) is (code == 70)
     assert "  expected:  " in said or "can't be imported" not in said
@@ -171,13 +174,37 @@ def test_what_is_wrong_with_the_module_or_its_function_is_told_with_its_line(
     assert "Traceback" in ended(source)[1] or code == 2
 
 
+def test_a_typo_in_the_function_ends_at_once_and_no_class_is_suggested_and_each_line_says_when_and_who(
+    tmp_path: Path,
+) -> None:
+    """The command as a whole, with a warning that is logged while the module is imported."""
+    source = (
+        "import logging\nfrom offsetstore.consumer import Consumer\nlogging.getLogger('offsetstore').warning('hm')\n"
+    )
+    (tmp_path / "shop_app.py").write_text(f"{source}def consumer(): ...\n")
+    main = "from offsetstore.cli.main import main; main()"
+    command = [sys.executable, "-c", main, "consume", "shop_app:consumr"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 2
+    lines = [line for line in found.stderr.splitlines() if not line.startswith("  ")]
+    said = [re.fullmatch(rf"{TIME} offsetstore: (.*)", line) for line in lines]
+    assert [one and one[1] for one in said] == [
+        "1 process of shop_app:consumr; Ctrl-C or SIGTERM ends all",
+        "process 0: hm",
+        "process 0: Error: module shop_app has no function consumr",
+        "process 0 has ended with exit code 2, and a restart does not help: ending",
+        "ended with exit code 2",
+    ]
+    assert "next step: Did you mean 'consumer'? Correct the name, or write the function." in found.stderr
+
+
 @pytest.mark.behaviour("DX-9")
 def test_an_error_is_printed_once_and_not_by_the_processes_that_follow(ended: Ended, page: Page) -> None:
     missing, other = "import no_such_package\n", "import no_other_package\n"
     _, first = ended(missing)
     end = page.words().end
     assert end is not None
-    assert end.error.replace("app_1", "app") == first.strip()
+    assert re.fullmatch(rf"{TIME} offsetstore: process 0: {re.escape(end.error.replace('app_1', 'app'))}\n", first)
     page.order(Orders(printed=end.error.replace("app_1", "app_2")))
     assert ended(missing) == (2, "")
     page.order(Orders(printed=end.error.replace("app_1", "app_3")))
@@ -190,7 +217,8 @@ def test_an_error_is_printed_once_and_not_by_the_processes_that_follow(ended: En
     [
         ("import no_such_package\n", End(2, "repeats")),
         ("def consumer():\n    import no_such_package\n", End(70, "repeats")),
-        ("def consumr():\n    pass\n", End(2, "repeats")),
+        ("def consumr():\n    pass\n", End(2, "harms")),
+        ("consumer = 7\n", End(2, "harms")),
         ("def consumer():\n    raise KeyError\n", End(70, "helps")),
         ("def consumer():\n    pass\n", End(2, "harms")),
         ("def consumer(one):\n    pass\n", End(2, "harms")),
@@ -247,10 +275,32 @@ def consumer():
     monkeypatch.setenv(TRACE, "1")
     code, said = ended(source)
     assert kind != "OperationalError" or (code, "the connection to the database was lost" in said) == (3, True)
-    trace, _, told = said.rpartition("\nError: ")
+    trace, _, told = said.rpartition(" process 0: Error: ")
     assert trace.count("Traceback (most recent call last)") >= 2
     assert "ZeroDivisionError: division by zero" in trace
     assert told
+
+
+def test_of_an_error_in_a_function_it_is_told_how_to_see_its_text_and_traceback(
+    ended: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+from offsetstore.errors import FunctionFailed
+def consumer():
+    try:
+        "12" + 1
+    except TypeError as error:
+        failed = FunctionFailed("transform raised TypeError at app.py:5", text=str(error))
+        raise failed from error
+"""
+    _, said = ended(source)
+    step = "Correct the function, or have the transform reject such records. "
+    assert f"next step: {step}{TRACE}=1 in the environment shows the error's text and traceback.\n" in said
+    assert "can only concatenate" not in said
+    monkeypatch.setenv(TRACE, "1")
+    _, said = ended(source)
+    assert 'TypeError: can only concatenate str (not "int") to str' in said
+    assert f"{TRACE}=1" not in said
 
 
 def test_a_name_that_is_written_wrongly_is_told_with_the_right_one() -> None:

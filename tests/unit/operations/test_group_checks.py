@@ -212,10 +212,16 @@ def stands(seconds: float | None = 3000.0, **changes: Any) -> PartitionState:
 @pytest.mark.parametrize(
     ("stuck", "why"),
     [
-        (stands(), "Its first unread record is 50m old. What to do: docs/runbook.md#partitionstands."),
+        (
+            stands(),
+            "record is 50m old. What to do: 'PartitionStands' on the page 'Runbook' of the documentation.",
+        ),
         (stands(None, is_asked=True), "Its first unread record has no timestamp."),
         (stands(0.0, is_ahead=True), "Its first unread record has a timestamp ahead of the clock"),
-        (stands(log=LogEnds(0, 100, 40)), "open transaction. What to do: docs/runbook.md#hangingtransaction."),
+        (
+            stands(log=LogEnds(0, 100, 40)),
+            "open transaction. What to do: 'HangingTransaction' on the page 'Runbook' of the documentation.",
+        ),
     ],
 )
 def test_a_partition_that_stands_while_others_advance_is_bad(stuck: PartitionState, why: str) -> None:
@@ -333,7 +339,10 @@ def test_letters_that_are_soon_replayed_are_well(group: GroupState) -> None:
 
 WAITS = OutboxState(1, NOW, row=17, topic="events")
 REFUSED = "Kafka refuses 1 row, set aside until a person decides."
-STALLED = "2 rows wait to be sent to Kafka. The relay relay@host:9 runs. See docs/runbook.md#outboxstalled."
+STALLED = (
+    "2 rows wait to be sent to Kafka. The relay relay@host:9 runs. "
+    "See 'OutboxStalled' on the page 'Runbook' of the documentation."
+)
 ROW = "The first is row 17, for topic events. The oldest was written:"
 OUTBOX = "offsetstore outbox list -g billing"
 
@@ -505,3 +514,21 @@ def test_a_group_is_in_one_word(parts: list[PartitionState], owner: GroupRow, ex
     assert state_of(state(*parts, owner=owner)) == expected
     paused = state(*parts, owner=replace(owner, pause=Pause(NOW, None, "a load")))
     assert state_of(paused) == "paused", "whatever else is the case"
+
+
+def test_a_killed_member_is_listed_until_others_have_all_of_its_partitions_and_for_five_minutes() -> None:
+    """If all are killed, or one has partitions that nobody took, that stays in sight."""
+
+    def member(number: int, silence: timedelta) -> FleetMember:
+        return FleetMember(UUID(int=number), f"host:{number}", NOW - timedelta(hours=1), silence)
+
+    def listed(taken_by: int, *members: FleetMember) -> list[int]:
+        row = StoredOffset(100, Token(3, UUID(int=taken_by)))
+        found = state(PartitionState(row), members=members)
+        return [one.member.member_id.int for one in found.of_members]
+
+    live, killed, killed_now = member(9, 2 * SECOND), member(8, timedelta(minutes=6)), member(7, timedelta(minutes=4))
+    assert listed(9, live, killed, killed_now) == [9, 7]
+    assert listed(8, live, killed) == [9, 8]
+    assert listed(5, killed) == []  # what took its partitions has ended since
+    assert listed(TOKEN.claim_id.int, killed) == [8]  # as the fleet was founded

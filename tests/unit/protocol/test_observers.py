@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offsetstore import OffsetRange, Outcome, Retries, TopicPartition, Transaction
-from offsetstore.errors import LockTimeout, RowsRefused
+from offsetstore.errors import FunctionFailed, LockTimeout, RowsRefused
 from offsetstore.protocol.events import BatchEnded, ClaimTaken, Event, Retried
 from offsetstore.protocol.observers import LogObserver
 from offsetstore.testing import InMemoryOffsetStore
@@ -40,11 +40,13 @@ def test_a_failed_batch_is_logged_in_one_line_and_its_next_step_is_left_to_the_e
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     refused = RowsRefused("the table refused a row", topic_partition=P0, found="record 7", next_step="Correct it.")
-    for error in (refused, ValueError("a record's value")):
+    raised = FunctionFailed("transform raised TypeError at app.py:7", text="a record's value")  # told before
+    for error in (refused, ValueError("a record's value"), raised):
         LogObserver().on(BatchEnded(group="billing", batch=3, ranges={}, outcome="failed", error=error))
     assert caplog.messages == [
         "batch 3 failed: RowsRefused: payments-0: the table refused a row",
         "batch 3 failed: ValueError",
+        "batch 3 failed: FunctionFailed",
     ]
 
 

@@ -120,10 +120,16 @@ def groups(request: Request) -> Response:
     count = len(rows)
     counts = {name: sum(row.state == name for row in rows) for name in _ORDER}
     rows = rows[(page - 1) * GROUPS_ON_A_PAGE : page * GROUPS_ON_A_PAGE]
+    stored = None if snapshot.lag is None else snapshot.lag.store
+    unsent = 0 if stored is None else sum(outbox.rows for outbox in stored.outbox.values())
+    has_relay = stored is not None and stored.relay is not None and stored.relay.is_live
     return show(
         request,
         "groups.html",
         rows=rows,
+        # The rows may be an application's, which has no line in the list.
+        unsent=0 if has_relay else unsent,
+        relay_state=stored.relay.state if stored is not None and stored.relay is not None else "never started",
         trends=_trends(dashboard.store, [row.name for row in rows], SPANS[span], snapshot),
         count=count,
         counts=counts,
