@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from textwrap import wrap
 from typing import Final
 
 from offsetstore.errors import FunctionFailed, OffsetStoreError, as_raised
@@ -185,23 +184,17 @@ def shortened(what: str, details: Mapping[str, str]) -> tuple[str, dict[str, str
     return texts.pop(""), texts
 
 
-def error_text(what: str, details: Mapping[str, str], *, width: int | None = None) -> str:
-    """Return what happened, and each detail on a line of its own.
-
-    :param width: of the terminal, for longer lines to be wrapped.
-    """
+def error_text(what: str, details: Mapping[str, str]) -> str:
+    """Return what happened, and each detail on a line of its own."""
     margin = max((len(label) for label in details), default=0) + 1
-    lines = [f"Error: {indented(what, 7, width)}"]
-    lines += [f"  {label + ':':<{margin}} {indented(text, margin + 3, width)}" for label, text in details.items()]
+    lines = [f"Error: {indented(what, 7)}"]
+    lines += [f"  {label + ':':<{margin}} {indented(text, margin + 3)}" for label, text in details.items()]
     return "\n".join(lines)
 
 
-def indented(text: str, by: int, width: int | None = None) -> str:
+def indented(text: str, by: int) -> str:
     """Indent all lines of a text but the first, such as the end of a log."""
-    lines = [visible(line) for line in text.splitlines()]
-    if width is not None:
-        lines = [part for line in lines for part in wrap(line, max(20, width - by), replace_whitespace=False) or [""]]
-    return f"\n{' ' * by}".join(lines)
+    return f"\n{' ' * by}".join(visible(line) for line in text.splitlines())
 
 
 def _cut(line: str) -> str:

@@ -21,7 +21,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
@@ -116,7 +116,9 @@ def load(text: str) -> Consumer:
     loaded = _imported(module, name)
     function = getattr(loaded, name, None)
     if not callable(function):
-        near = get_close_matches(name, [other for other in dir(loaded) if _is_function(getattr(loaded, other, None))])
+        near = get_close_matches(
+            name, [other for other, found in cast("dict[str, object]", vars(loaded)).items() if _is_function(found)]
+        )
         # Not NotLoaded: a module that was imported is there, and starting it again changes nothing.
         raise ConfigurationError(
             f"module {module} has no function {name}",

@@ -125,9 +125,7 @@ def _which(given: dict[str, Any]) -> Which:
 
 
 def _limit_option(text: str) -> Callable[[Any], Any]:
-    return click.option(
-        "--limit", "-n", type=click.IntRange(1), default=MOST, show_default=True, metavar="N", help=text
-    )
+    return click.option("--limit", "-n", type=options.COUNT, default=MOST, show_default=True, metavar="N", help=text)
 
 
 _which_options = options.together(
@@ -155,7 +153,7 @@ def dead_letters() -> None:
 @click.option("--by", type=click.Choice(["letter", "error"]), default="letter", help="Each letter, or each error.")
 @click.option("--after", metavar="NEXT", help="Continue from the cursor that the previous page printed.")
 @click.option(
-    "--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Letters per page."
+    "--limit", "-n", type=options.COUNT, default=100, show_default=True, metavar="N", help="Letters per page."
 )
 @table_options
 def list_letters(
@@ -209,7 +207,8 @@ def list_letters(
                 )
                 errors, groups = [error for _, error in of_all], [name for name, _ in of_all]
             made = {"group": group, "errors": documents(errors, _ERROR, groups)}
-            ask.show(made, Table.of(_ERRORS, errors, groups))
+            note = f"Counted among the newest {_LOOKED_AT:,} letters of all groups: name a group to count all of its."
+            ask.show(made, Table.of(_ERRORS, errors, groups), *([] if groups is None else [note]))
             return
         if group is not None:
             page = store.letters(group, state=states, after=after, limit=limit, **chosen)

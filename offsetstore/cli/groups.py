@@ -303,7 +303,7 @@ _OUTBOX: Final = "rows oldest row topic refused more"
 @click.command()
 @options.any_group_option
 @options.broker_options(required=False, use="; without them, only the store is shown")
-@click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Without --group: groups per page (100).")
+@click.option("--limit", "-n", type=options.COUNT, metavar="N", help="Without --group: groups per page (100).")
 @click.option("--after", metavar="GROUP", help="Without --group: continue after this group.")
 @table_options
 def status(*, group: str | None, kafka: options.Kafka, limit: int | None, after: str | None, ask: AskOptions) -> None:
@@ -437,7 +437,8 @@ def _show_source(store: OffsetStore, name: str, ask: AskOptions) -> None:
     found = sources.source(store, name)
     if found is None:
         fail_unknown_source(store, name)
-    made = document(found.names[name], f"source outbox[{_OUTBOX}]", source=name, outbox=found.names[name])
+    outbox = found.names.get(name, OutboxState())
+    made = document(outbox, f"source outbox[{_OUTBOX}]", source=name, outbox=outbox)
     ask.show({**made, **document(found, sources.KEYS)}, *sources.source_lines(name, found))
 
 

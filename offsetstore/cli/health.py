@@ -19,7 +19,6 @@ from offsetstore.cli.output import (
     document,
     fail,
     fail_unknown,
-    fail_unknown_source,
     print_error,
     print_json,
     print_text,
@@ -30,7 +29,6 @@ from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_state import GroupState, Lag
 from offsetstore.operations.group_status import (
     LagLimit,
-    Problem,
     State,
     behind,
     in_words,
@@ -310,8 +308,6 @@ def health(
       paused       at, until, reason; null if the group is not paused
       lag, behind_seconds
                    null if no broker was asked
-      source       in place of the group: of an application's outbox rows; then
-                   there is no paused, lag or behind_seconds
 
     \b
     Examples:
@@ -331,7 +327,7 @@ def health(
         measured = store.lag([group], kafka.connect(), kafka_groups=names).groups if asks_kafka else None
         state = store.group_state(group) if measured is None else measured.get(group)
         if state is None:
-            _judge_source(store, group, ask)
+            _fail_without_group(store, group)
         schema = store.database.schema
     # Without Kafka it is not known whether a partition stands.
     if state.broker_error is not None:
@@ -352,17 +348,16 @@ def health(
     raise click.exceptions.Exit(ExitCode.NO if problems else ExitCode.OK)
 
 
-def _judge_source(store: OffsetStore, name: str, ask: AskOptions) -> NoReturn:
-    """The same of an application, which has no job: its rows are late, or not."""
-    found = sources.source(store, name)
-    if found is None:
-        fail_unknown_source(store, name)
-    is_sent = found.relay is not None and found.relay.is_live
-    problems: list[Problem] = ["no-live-relay"] if found.names[name].is_late(found.at) and not is_sent else []
-    text = [f"{problem}: {_PROBLEMS[problem]}" for problem in problems]
-    made = {"source": name, "well": not problems, "problems": problems}
-    ask.show(made, *sources.source_lines(name, found), *text)
-    raise click.exceptions.Exit(ExitCode.NO if problems else ExitCode.OK)
+def _fail_without_group(store: OffsetStore, name: str) -> NoReturn:
+    """Say that the name is no group's. A source without a row can't be told from a typo, so none has a health."""
+    if sources.source(store, name) is None:
+        fail_unknown(store, name)
+    status = command("status", "-g", name, schema=store.database.schema)
+    raise ConfigurationError(
+        "--group must be a consumer group",
+        found=f"{name}, under which an application put rows into the outbox",
+        next_step=f"Run `{status}`; the alert OutboxStalled watches these rows.",
+    )
 
 
 def _ask_process(ask: AskOptions, host: str, port: int, token: str | None, *, ready: bool) -> NoReturn:

@@ -99,7 +99,7 @@ def _show_of_all(
     store: OffsetStore, ask: AskOptions, *, since: datetime | None, events: tuple[str, ...], limit: int | None
 ) -> None:
     most = limit or _LINES
-    found = people.ask(
+    found, is_cut = people.ask(
         store.database,
         lambda session: people.read_history_of_all(
             session, since=since, events=events, limit=most, within=max(most, _LOOKED_AT)
@@ -107,7 +107,7 @@ def _show_of_all(
     )
     groups, lines = [group for group, _ in found], [event for _, event in found]
     notes = [f"These are the last {_LINES}: --limit shows more."] if limit is None and len(found) == most else []
-    if len(found) < most and (since is not None or events):
+    if is_cut:
         notes.append(
             f"Only the newest {_LOOKED_AT:,} events of all groups were looked at: name a group for older ones."
         )
@@ -179,7 +179,7 @@ def errors(
             )
 
         if follow:
-            lines = people.follow(lambda at: look(at)[0], since=since, limit=limit)
+            lines = people.follow(lambda at: look(at)[0], since=since, limit=limit or _LINES)
             print_followed(lines, _ERROR_COLUMNS, _ERROR_KEYS, as_json=ask.as_json)
             return
         of_all, is_cut = look(since, limit or _LINES)
@@ -210,7 +210,7 @@ _RUN_KEYS: Final = (
 @click.option(
     "--limit",
     "-n",
-    type=click.IntRange(1),
+    type=options.COUNT,
     metavar="N",
     help="Only the last N runs; without --group, of each group: by default, the last one.",
 )

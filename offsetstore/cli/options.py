@@ -31,6 +31,8 @@ _T = TypeVar("_T")
 
 _SPARK = "kafka."
 _COMPLETION_SECONDS = 2.0
+COUNT: Final = click.IntRange(1, 1_000_000)
+"""How many of something a list shows."""
 READS: Final = "--dashboard-role"
 """The option of `offsetstore grants` for a role that reads."""
 

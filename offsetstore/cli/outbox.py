@@ -33,7 +33,7 @@ _which_options = options.together(
     click.option(
         "--limit",
         "-n",
-        type=click.IntRange(1),
+        type=options.COUNT,
         default=MOST_ROWS,
         show_default=True,
         metavar="N",
@@ -58,9 +58,7 @@ def outbox() -> None:
 @options.any_group_option
 @click.option("--topic", "-t", metavar="TOPIC", help="Only of this topic.")
 @click.option("--after", type=int, default=-1, metavar="ROW", help="Continue after this row.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Rows per page."
-)
+@click.option("--limit", "-n", type=options.COUNT, default=100, show_default=True, metavar="N", help="Rows per page.")
 @table_options
 def list_rows(*, group: str | None, topic: str | None, after: int, limit: int, ask: AskOptions) -> None:
     """List rows that Kafka refuses, with their errors, the first first. Records are not read.

@@ -9,6 +9,7 @@ from typing import Final
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations import people
 from offsetstore.operations.group_status import relay_in_words
+from offsetstore.operations.outbox import is_source
 from offsetstore.operations.people import OutboxView
 from offsetstore.protocol.outbox import OutboxState
 from offsetstore.text import counted, short
@@ -26,9 +27,10 @@ def read_outbox(store: OffsetStore, name: str | None = None) -> OutboxView:
 
 
 def source(store: OffsetStore, name: str) -> OutboxView | None:
-    """Read what a name that is no group's has in the outbox; ``None`` if it has nothing there (decision 0107)."""
-    found = read_outbox(store, name)
-    return found if found.names else None
+    """Read what a name that is no group's has in the outbox; ``None`` if it is not known there (decision 0107)."""
+    if not people.ask(store.database, lambda session: is_source(session, name)):
+        return None
+    return read_outbox(store, name)
 
 
 def source_lines(name: str, found: OutboxView | None) -> Iterator[str]:

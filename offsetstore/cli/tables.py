@@ -6,6 +6,7 @@ for a column gets a line of its own, where it can be copied whole; columns that 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ class Table:
                 ]
                 left_out = ", ".join(column.name for column in columns if column not in kept)
                 lines += wrapped(f"Left out: {left_out}; --wide shows all columns.", width) if left_out else []
-                return "\n".join([click.style(head, bold=True), *lines])
+                is_dumb = os.environ.get("TERM") == "dumb"
+                return "\n".join([head if is_dumb else click.style(head, bold=True), *lines])
         return self.whole()
 
     def _columns(self, rows: Sequence[Sequence[object]]) -> list[_Column]:
@@ -156,7 +158,7 @@ def _line(columns: Sequence[_Column], widths: Sequence[int], row: Sequence[str])
 def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
     """Break a text at spaces alone."""
     lines, has_word = [""], False
-    for found in _WORD.finditer(text):
+    for found in _WORD.finditer(text.rstrip(" ")):  # spaces at the end would be tried again and again
         if has_word and _size(lines[-1] + found[0]) > width:
             lines.append(f"{indent}{found['word']}")
         else:
@@ -167,7 +169,7 @@ def wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
 
 def _word(text: str) -> int:
     """The width of the longest word."""
-    return max((_size(found["word"]) for found in _WORD.finditer(text)), default=0)
+    return max((_size(found["word"]) for found in _WORD.finditer(text.rstrip(" "))), default=0)
 
 
 def _size(text: str) -> int:

@@ -484,7 +484,9 @@ ERRORS_OF_ALL: Final = _ERRORS % (
     "true",
     "",
 )
-OLDEST_WITHIN: Final = "SELECT at FROM {s}job_errors ORDER BY id DESC LIMIT 1 OFFSET :within - 1"
+_OLDEST_WITHIN: Final = "SELECT at FROM {s}%s ORDER BY id DESC LIMIT 1 OFFSET :within - 1"
+OLDEST_WITHIN: Final = _OLDEST_WITHIN % "job_errors"
+OLDEST_EVENT_WITHIN: Final = _OLDEST_WITHIN % "offset_history"
 
 
 # By the primary key, as ERRORS_OF_ALL. Lines without a group only take ids.
@@ -502,10 +504,25 @@ ORDER BY id
 
 def read_history_of_all(
     session: PostgresSession, *, since: datetime | None, events: Collection[str], limit: int, within: int
-) -> list[tuple[str, HistoryEvent]]:
-    """Read the last lines of all groups' histories, oldest first, each with its group, among the newest ``within``."""
+) -> tuple[list[tuple[str, HistoryEvent]], bool]:
+    """Read the last lines of all groups' histories, oldest first, and whether there may be more than these.
+
+    :param within: look only at this many of the newest lines.
+    """
     asked = {"since": since, "events": list(events) or None, "limit": limit, "within": within}
-    return [(row.consumer_group, history_event(row)) for row in session.rows(HISTORY_OF_ALL, **asked)]
+    rows = session.rows(HISTORY_OF_ALL, **asked)
+    is_cut = _is_cut(session, OLDEST_EVENT_WITHIN, len(rows), limit=limit, since=since, within=within)
+    return [(row.consumer_group, history_event(row)) for row in rows], is_cut
+
+
+def _is_cut(
+    session: PostgresSession, statement: str, count: int, *, limit: int, since: datetime | None, within: int
+) -> bool:
+    """Whether lines may be missing because only ``within`` of them were looked at."""
+    if count >= limit:
+        return False
+    oldest = session.first(statement, within=within)
+    return oldest is not None and (since is None or oldest.at >= since)
 
 
 def _seen_row(row: Any) -> GroupRow:
@@ -664,8 +681,7 @@ def read_errors_of_all(
     """
     asked = list(sources) or None
     rows = session.rows(ERRORS_OF_ALL, since=since, sources=asked, limit=limit, within=within)
-    oldest = session.first(OLDEST_WITHIN, within=within)
-    is_cut = oldest is not None and len(rows) < limit and (since is None or oldest.at >= since)
+    is_cut = _is_cut(session, OLDEST_WITHIN, len(rows), limit=limit, since=since, within=within)
     return [ErrorOfGroup(row.consumer_group, _job_error(row)) for row in rows], is_cut
 
 

@@ -320,8 +320,15 @@ def _our_copy(facts: _Facts) -> Start | None:
         case "stored" if row is not None:
             return _start(facts, row.next_offset, Reason.REWOUND_STORED)
         case "stored" if facts.adopted is not None:
-            # The results that its checkpoint vouches for are here, as in `_adopted`.
-            return _start(facts, facts.adopted, Reason.REWOUND_STORED)
+            # What was restored may lack results of the checkpoint, and the log's beginning would repeat them.
+            raise StoreRewound(
+                "the database was restored or lost, so it may lack results of the checkpoint to adopt",
+                topic_partition=facts.tp,
+                found=f"no stored offset, and {facts.adopted} to adopt",
+                expected=f"at least {committed}, copied by {facts.stamp}",
+                next_step="If the checkpoint's results are in this database, delete the group's offsets in Kafka, and "
+                "start without on_rewound=. Otherwise remove its results, and start without adopt_checkpoint=.",
+            )
         case "stored":
             first = facts.log.beginning if facts.at_timestamp is None else facts.at_timestamp
             return _start(facts, first, Reason.REWOUND_STORED)

@@ -48,8 +48,8 @@ class StartPolicy:
 
     ``on_rewound``: if Kafka holds a copy of ours beyond the stored offset, because the database was restored or lost:
     ``"fail"``, start at the ``"stored"`` offset, or at the copy in ``"kafka"``. Either start is pinned and recorded.
-    Without a stored offset, ``"stored"`` starts at that of the adopted checkpoint, else at the beginning of the log or
-    at the time of ``auto_offset_reset``.
+    Without a stored offset, ``"stored"`` starts at the beginning of the log or at the time of ``auto_offset_reset``;
+    with a checkpoint to adopt, it is refused.
 
     ``on_uncertain``: if the checkpoint to adopt ends in a batch that may or may not have been written: ``"fail"``,
     ``"replay"`` the batch, or ``"skip"`` it. The choice is recorded.

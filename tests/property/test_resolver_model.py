@@ -71,8 +71,9 @@ def expected(  # noqa: C901, PLR0911, PLR0912 - the table as it stands, row afte
         if policy.on_rewound == "kafka":
             start, why = in_kafka, Reason.REWOUND_KAFKA
         else:
-            first = beginning if adopted is None else adopted
-            start, why = first if stored is None else stored, Reason.REWOUND_STORED
+            if stored is None and adopted is not None:
+                return "StoreRewound"
+            start, why = beginning if stored is None else stored, Reason.REWOUND_STORED
     elif stored is None and adopted is not None:
         start, why = adopted, Reason.CHECKPOINT
     elif stored is not None and in_kafka is not None:

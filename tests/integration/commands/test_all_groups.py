@@ -173,6 +173,7 @@ def test_the_letters_of_all_groups_are_one_list_and_a_page_ends_between_any_two(
     assert run.json("dead-letters", "list", "--state", "discarded")["letters"] == []
     errors = run.json("dead-letters", "list", "--by", "error")["errors"]
     assert sorted((one["group"], one["letters"]) for one in errors) == [(group, 2) for group in GROUPS]
+    assert run.lines("dead-letters", "list", "--by", "error")[-1].startswith("Counted among the newest 1,000 letters")
 
 
 def test_letters_of_one_record_in_two_groups_that_were_written_at_one_time_are_both_listed(
@@ -233,7 +234,9 @@ SELECT n, 'group-' || n % 50, 'payments', NULL, NULL, now(), 'no' FROM generate_
 """
 
 
-def test_history_without_a_group_is_the_newest_events_of_all_groups(run: Run, store: OffsetStore) -> None:
+def test_history_without_a_group_is_the_newest_events_of_all_groups(
+    run: Run, store: OffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.pause("audit", reason="maintenance")
     store.pause("billing", reason="a deploy")
     found = run.json("history", "-n", "2")
@@ -244,7 +247,11 @@ def test_history_without_a_group_is_the_newest_events_of_all_groups(run: Run, st
     head, *lines = run.lines("history", "--event", "pause")
     assert head.split()[0] == "group"
     assert [line.split()[0] for line in lines[:2]] == ["audit", "billing"]
-    assert lines[2:] == ["Only the newest 10,000 events of all groups were looked at: name a group for older ones."]
+    assert lines[2:] == []
+    monkeypatch.setattr("offsetstore.cli.history._LOOKED_AT", 1)
+    told = "Only the newest 1 events of all groups were looked at: name a group for older ones."
+    assert run.lines("history", "--event", "pause", "-n", "1")[2:] == []
+    assert run.lines("history", "--event", "reset", "-n", "1")[1:] == [told]
     assert "--follow needs --group" in run.fail(2, "history", "-f")
 
 
@@ -265,6 +272,7 @@ def test_each_read_of_all_groups_is_by_an_index_and_bounded(store: OffsetStore, 
         (people.ERRORS_OF_ALL, some, "job_errors", 1_000),
         (people.HISTORY_OF_ALL, {**history, "limit": 10, "within": 1_000}, "offset_history", 1_000),
         (people.OLDEST_WITHIN, {"within": 1_000}, "job_errors", 1_000),
+        (people.OLDEST_EVENT_WITHIN, {"within": 1_000}, "offset_history", 1_000),
         (outbox.REFUSED_OF_ALL, {"after": -1, "topic": None, "limit": 10}, "outbox_refused", 10),
         (people.NAMES, {"after": "group-2", "limit": 11}, "consumer_groups", 11),
         (people.GROUPS, page, "dead_letters", 20 * 500),

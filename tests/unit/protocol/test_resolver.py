@@ -85,12 +85,6 @@ STARTS: dict[str, tuple[dict[TopicPartition, StoredOffset], BrokerView, dict[str
         {"policy": replace(BY_TIME, on_rewound="stored")},
         [(70, Reason.REWOUND_STORED)],
     ),
-    "a lost store, and a checkpoint": (
-        {},
-        copy(LOG, 60),
-        {"policy": REWOUND, "adopted": {P0: 40}},
-        [(40, Reason.REWOUND_STORED)],
-    ),
     "a rewound row": ({P0: row(40)}, copy(LOG, 60), {"policy": REWOUND}, [(40, Reason.REWOUND_STORED)]),
     "both alike": ({P0: row(40)}, kafka({0: (0, 100)}, {0: 40}), {}, [(40, Reason.STORED)]),
     "committed at the end": ({}, kafka({0: (0, 100)}, {0: 100}), {}, [(100, Reason.ONLY_COMMITTED)]),

@@ -24,6 +24,11 @@ SAME_TOPIC = (
 CONTESTED = "another application used the group in Kafka while the job ran, so its offset there may not be this job's"
 REWOUND = "the database is older than our own copy in Kafka: it was restored, lost rows, or a copy of it runs"
 BEYOND = "lies beyond the end of the log, and the topic is the same"
+OF_CHECKPOINT = "the database was restored or lost, so it may lack results of the checkpoint to adopt"
+OR_REMOVE = (
+    "If the checkpoint's results are in this database, delete the group's offsets in Kafka, and start without "
+    "on_rewound=. Otherwise remove its results, and start without adopt_checkpoint=."
+)
 OF_KAFKA = (
     "Correct the group's offset in Kafka (kafka-consumer-groups --reset-offsets), or start with "
     'StartPolicy(prefer="stored").'
@@ -79,6 +84,16 @@ CASES: list[tuple[str, str, str, str | None, Given]] = [
     (
         *("StoreRewound", REWOUND, "no stored offset", f"at least 60, copied by store {US}, epoch 3"),
         {"view": copy(LOG, 60, 3)},
+    ),
+    (
+        *("StoreRewound", OF_CHECKPOINT, "no stored offset, and 40 to adopt"),
+        f"at least 60, copied by store {US}, epoch 3",
+        {
+            "view": copy(LOG, 60, 3),
+            "policy": StartPolicy(on_rewound="stored"),
+            "adopted": {P0: 40},
+            "next_step": OR_REMOVE,
+        },
     ),
     (
         *("OffsetsDisagree", 'the store and Kafka differ, and prefer is "agree"', "40 stored, 60 committed"),
