@@ -215,9 +215,6 @@ def ask(
     identity = read(store.database, lambda session: _look_around(session, store.database.schema))
     # Read before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
     stored = read_offsets(store.database, request.group)
-    if not stored:
-        # Before the offsets are judged: Kafka still has the old name's copies, which look like those of a lost store.
-        read(store.database, lambda session: _expect_its_name(session, request.group))
     view = request.view()
     checkpoint = adoption.read_for(request.checkpoint, stored, view)
     if view is None:
@@ -228,16 +225,22 @@ def ask(
     if passed_over is None:
         evidence.note(stored, looked)
     adopted = checkpoint and checkpoint.starts(request.policy, stored, view.topics)
-    starting = resolve_unlocked(
-        store.database,
-        request.group,
-        stored,
-        view,
-        request.policy,
-        store_id=identity.store_id,
-        adopted=adopted,
-        passed_over=passed_over,
-    )
+    try:
+        starting = resolve_unlocked(
+            store.database,
+            request.group,
+            stored,
+            view,
+            request.policy,
+            store_id=identity.store_id,
+            adopted=adopted,
+            passed_over=passed_over,
+        )
+    except StoreRewound:
+        # Kafka still has the copies of a group that was renamed, and they look like those of a lost store.
+        if not stored:
+            read(store.database, lambda session: _expect_its_name(session, request.group))
+        raise
     if passed_over is not None:
         return Asked(identity, checkpoint, stored, view, starting, passed_over)
     for tp, what in looked.truncated.items():
