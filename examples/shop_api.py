@@ -3,6 +3,7 @@
 One transaction has the order, its record in the outbox, and what is left in stock. A relay sends the record. Kafka may
 be down meanwhile; the application does not even know its address. An order that is refused, or whose process is killed
 before COMMIT, has no record. A client that got no answer posts the order again under the same id, and has it once.
+Another order under that id is refused.
 
 ``pip install '.[binary,cli,kafka]' fastapi uvicorn 'sqlalchemy[asyncio]'`` in the checkout. Needs the tables::
 
@@ -36,6 +37,7 @@ from offsetstore.outbox import OutboxRecord, put
 
 TOPIC = "orders"
 INSERT = text("INSERT INTO orders VALUES (:id, :item, :pieces) ON CONFLICT (id) DO NOTHING RETURNING id")
+SELECT = text("SELECT id, item, pieces FROM orders WHERE id = :id")
 TAKE = text("UPDATE stock SET pieces = pieces - :pieces WHERE item = :item AND pieces >= :pieces RETURNING pieces")
 
 engine = create_async_engine(os.environ["DATABASE_URL"])
@@ -71,6 +73,9 @@ async def place(order: Order, session: Annotated[AsyncSession, Depends(session)]
     """Write the order, and its record in the same transaction."""
     row = order.model_dump()
     if (await session.execute(INSERT, row)).first() is None:
+        stored = (await session.execute(SELECT, row)).mappings().one()
+        if Order(**stored) != order:
+            raise HTTPException(409, "another order has this id")
         response.status_code = 200  # an earlier call with this id was committed, and has its record
         return order
     record = OutboxRecord(

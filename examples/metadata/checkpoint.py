@@ -22,7 +22,8 @@ INSERT = text("INSERT INTO days VALUES (:payments, :amount)")
 def parse(records: Any) -> pa.RecordBatch:
     """Keep what `settle` needs; ``records`` is a pyarrow.RecordBatch. A record with the key ``close`` ends the day."""
     key, value = records["key"].cast("string"), records["value"].cast("string")
-    return pa.record_batch({"partition": records["partition"], "offset": records["offset"], "key": key, "value": value})
+    place = {name: records[name] for name in ("topic", "partition", "offset")}
+    return pa.record_batch({**place, "key": key, "value": value})
 
 
 def settle(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -31,7 +32,7 @@ def settle(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     for partition in work.ranges:
         day: Any = work.metadata(partition, cache=False) or {"payments": 0, "amount": "0"}
         for record in records:
-            if record["partition"] != partition.partition:
+            if (record["topic"], record["partition"]) != partition:
                 continue
             if record["key"] == "close":
                 work.connection.execute(INSERT, day)

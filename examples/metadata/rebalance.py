@@ -20,9 +20,8 @@ INSERT = text("INSERT INTO used VALUES (:meter, :units)")
 def parse(records: Any) -> pa.RecordBatch:
     """Make readings; ``records`` is a pyarrow.RecordBatch. A record's key is the meter, its value what it shows."""
     meter, shows = records["key"].cast("string"), records["value"].cast("string").cast("int64")
-    return pa.record_batch(
-        {"partition": records["partition"], "offset": records["offset"], "meter": meter, "shows": shows}
-    )
+    place = {name: records[name] for name in ("topic", "partition", "offset")}
+    return pa.record_batch({**place, "meter": meter, "shows": shows})
 
 
 def subtract(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -31,7 +30,7 @@ def subtract(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     for partition in work.ranges:
         last: Any = work.metadata(partition, cache=False) or {}
         for reading in readings:
-            if reading["partition"] != partition.partition:
+            if (reading["topic"], reading["partition"]) != partition:
                 continue
             if (before := last.get(reading["meter"])) is not None:
                 work.connection.execute(INSERT, {"meter": reading["meter"], "units": reading["shows"] - before})

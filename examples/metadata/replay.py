@@ -1,20 +1,21 @@
 """Selective replay: the note marks the first record that the present rules have handled, so that these can be repeated.
 
 When rules prove wrong, only what they have handled is processed again, in each partition from its own record on. Needs
-``CREATE TABLE results (partition int, record_offset bigint, value text)``. The consumer or sink has
+``CREATE TABLE results (topic text, partition int, record_offset bigint, value text)``. The consumer or sink has
 ``metadata=rules_since(store, "billing", rules=7)``; raise the number with each change of the rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine, text
 
-from offsetstore import BatchInfo, OffsetStore, TopicPartition
+from offsetstore import BatchInfo, Broker, OffsetStore, TopicPartition
 
-DELETE = text("DELETE FROM results WHERE partition = :partition AND record_offset >= :since")
+DELETE = text("DELETE FROM results WHERE topic = :topic AND partition = :partition AND record_offset >= :since")
 
 
 def rules_since(store: OffsetStore, group: str, rules: int) -> Callable[[BatchInfo], dict[TopicPartition, Any]]:
@@ -31,13 +32,20 @@ def rules_since(store: OffsetStore, group: str, rules: int) -> Callable[[BatchIn
     return note
 
 
-def repeat(store: OffsetStore, engine: Engine, group: str, topic: str, rules: int) -> dict[TopicPartition, int]:
-    """Make the group read again what these rules have handled. Stop the job first, and start it afterwards."""
+def repeat(
+    store: OffsetStore, engine: Engine, group: str, topic: str, *, rules: int, broker: Broker
+) -> dict[TopicPartition, int]:
+    """Make the group read again what these rules have handled. Stop the job before; if this fails, call it again."""
     notes: dict[TopicPartition, Any] = store.find_metadata(group, topic)
     since = {partition: note["since"] for partition, note in notes.items() if note and note["rules"] == rules}
-    with engine.begin() as connection:  # first: the reset clears the notes, and this can be repeated until then
-        for partition, offset in since.items():
-            connection.execute(DELETE, {"partition": partition.partition, "since": offset})
-    if since:
-        store.reset(group, since, reason=f"repeat what rules {rules} have handled")
+    if not since:
+        return since
+    reset = partial(store.reset, group, since, reason=f"repeat rules {rules}", broker=broker, takeover="refuse")
+    plan = reset(dry_run=True)  # Kafka has the records
+    if plan.met_live_owner:
+        raise RuntimeError(f"a job of {group} is live: stop it first")
+    with engine.begin() as connection:  # before the reset, which clears the notes
+        for (name, number), offset in since.items():
+            connection.execute(DELETE, {"topic": name, "partition": number, "since": offset})
+    reset(if_plan=plan.digest)  # refuses if a job has started or written meanwhile
     return since

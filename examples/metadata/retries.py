@@ -1,7 +1,7 @@
 """Retries counted in the note: a record that fails is tried five times, by however many processes, then set aside.
 
-The note at the record's offset has the number of attempts and the last error. So a restart does not begin to count
-anew, and an operator sees what the group waits for: ``offsetstore metadata get -g billing payments``.
+The note at the stored offset has the number of attempts and the type of the last error. So a restart does not begin to
+count anew, and an operator sees what the group waits for: ``offsetstore metadata get -g billing payments``.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ ATTEMPTS = 5
 
 
 def attempt(store: OffsetStore, claim: Claim, record: Record, handle: Callable[[Transaction, Record], None]) -> float:
-    """Try the record once; return the seconds to wait before the next try, 0 if the record is passed."""
+    """Try a record, in order; return the seconds to wait before the next try, 0 if the record is passed."""
     partition = TopicPartition(record.topic, record.partition)
+    stored = claim.offsets().get(partition)
+    # Offsets between the stored one and the record's have no record: compaction, or a transaction's marker.
+    begin = record.offset if stored is None else min(stored.next_offset, record.offset)
     note: Any = claim.metadata(partition, cache=False) or {"attempts": 0}
 
     def pass_record(tx: Transaction, do: Callable[[], object]) -> None:
-        tx.lock({partition: OffsetRange(record.offset, record.offset + 1)})
+        tx.lock({partition: OffsetRange(begin, record.offset + 1)})
         do()
-        tx.advance({partition: OffsetRange(record.offset, record.offset + 1)}, metadata=None)
+        tx.advance({partition: OffsetRange(begin, record.offset + 1)}, metadata=None)
 
     try:
         store.run(claim, lambda tx: pass_record(tx, lambda: handle(tx, record)))
     except ValueError as error:
-        note = {"attempts": note["attempts"] + 1, "error": str(error)}
+        # Only the type: an error's text may have the record's values.
+        note = {"attempts": note["attempts"] + 1, "error": type(error).__name__}
     else:
         return 0
     if note["attempts"] == ATTEMPTS:
@@ -40,7 +44,7 @@ def attempt(store: OffsetStore, claim: Claim, record: Record, handle: Callable[[
         return 0
 
     def keep(tx: Transaction) -> None:
-        tx.lock({partition: OffsetRange(record.offset, record.offset)})
+        tx.lock({partition: OffsetRange(begin, begin)})
         tx.write_metadata(partition, note)
 
     store.run(claim, keep)

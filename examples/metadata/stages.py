@@ -20,9 +20,8 @@ ALARM = text("INSERT INTO alarms VALUES (:login, :offset)")
 def parse(records: Any) -> pa.RecordBatch:
     """Make the events; ``records`` is a pyarrow.RecordBatch. A record's key is the user, its value the result."""
     login, result = records["key"].cast("string"), records["value"].cast("string")
-    return pa.record_batch(
-        {"partition": records["partition"], "offset": records["offset"], "login": login, "result": result}
-    )
+    place = {name: records[name] for name in ("topic", "partition", "offset")}
+    return pa.record_batch({**place, "login": login, "result": result})
 
 
 def watch(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -31,7 +30,7 @@ def watch(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     for partition in work.ranges:
         refused: Any = work.metadata(partition, cache=False) or {}  # by user, 1 to 3
         for event in events:
-            if event["partition"] != partition.partition:
+            if (event["topic"], event["partition"]) != partition:
                 continue
             if event["result"] == "refused":
                 refused[event["login"]] = min(refused.get(event["login"], 0) + 1, 3)

@@ -23,7 +23,8 @@ FEE = Decimal("1.10")
 def parse(records: Any) -> pa.RecordBatch:
     """Keep what `charge` needs; ``records`` is a pyarrow.RecordBatch. The key ``fee`` is the switch: on or off."""
     key, value = records["key"].cast("string"), records["value"].cast("string")
-    return pa.record_batch({"partition": records["partition"], "offset": records["offset"], "key": key, "value": value})
+    place = {name: records[name] for name in ("topic", "partition", "offset")}
+    return pa.record_batch({**place, "key": key, "value": value})
 
 
 def charge(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -32,7 +33,7 @@ def charge(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     for partition in work.ranges:
         fee = work.metadata(partition, cache=False) or "off"
         for record in records:
-            if record["partition"] != partition.partition:
+            if (record["topic"], record["partition"]) != partition:
                 continue
             if record["key"] == "fee":
                 fee = record["value"]

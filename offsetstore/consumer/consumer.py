@@ -30,7 +30,7 @@ from offsetstore.consumer.delivery import (
     ConsumerOutputs,
     Polled,
     PolledRecords,
-    TransformRaised,
+    typed,
 )
 from offsetstore.consumer.filters import Filter, check_filters
 from offsetstore.consumer.handled import HandledRecords, computed_letters
@@ -768,8 +768,8 @@ class Membership:
         return isinstance(error, _Stopped)
 
     def typed(self, error: BaseException) -> BaseException:
-        """See `Source`: the transform's own exception is reported as it is."""
-        return (error.__cause__ or error) if isinstance(error, TransformRaised) else error
+        """See `Source`."""
+        return typed(error)
 
 
 def _milliseconds(kafka: Mapping[str, Any]) -> float:

@@ -79,6 +79,11 @@ class TransformRaised(Exception):
         return failed
 
 
+def typed(error: BaseException) -> BaseException:
+    """See `Source`: the transform's own exception is reported as it is."""
+    return (error.__cause__ or error) if isinstance(error, TransformRaised) else error
+
+
 class ConsumerOutputs(CheckedOutputs):
     """The transform and its writers; see `CheckedOutputs`.
 

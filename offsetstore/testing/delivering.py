@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event
-from typing import Any
 
-from offsetstore.consumer.delivery import ArrowTransform, ConsumerOutputs, Polled, PolledRecords
+from offsetstore.consumer.delivery import ArrowTransform, ConsumerOutputs, Polled, PolledRecords, typed
 from offsetstore.consumer.handled import HandledRecords
 from offsetstore.consumer.records import ConsumedRecord
+from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler, Record
@@ -34,13 +34,15 @@ def deliver(
 ) -> None:
     """Write records as a `Consumer` writes one flush: rows, offsets, metadata and dead letters in one transaction.
 
-    It needs no Kafka. Records below the stored offset are cropped, as after a crash. Each partition is advanced to its
-    last record. With `InMemoryOffsetStore`, the writer is an `Execute` whose function calls ``work.connection.append``.
+    It needs no Kafka. Records below the stored offset are cropped, as after a crash. Offsets ascend in each partition,
+    which is advanced to its last record. With `InMemoryOffsetStore`, the writer is an `Execute` whose function calls
+    ``work.connection.append``.
 
     :param claim: as from ``store.claim("billing", topics=["payments"])``.
     :param transform: computes the rows; this and the arguments below are as of `Consumer`.
     :param number: `BatchInfo.number`.
-    :raises OffsetStoreError: the error that would end the consumer.
+    :raises Exception: what would end the consumer: an `OffsetStoreError`, or an outage that the transform met.
+    :raises ConfigurationError: the offsets of a partition don't ascend.
     """
     outputs = ConsumerOutputs(transform, into, propagate)
     settings = RunnerSettings(metadata=metadata, dead_letters=dead_letters, propagate=propagate)
@@ -48,7 +50,14 @@ def deliver(
     settings.check_handler(outputs.handler)
     by_partition = defaultdict[TopicPartition, list[ConsumedRecord]](list)
     for record in as_consumed(records):
-        by_partition[record.topic_partition].append(record)
+        of_partition = by_partition[record.topic_partition]
+        if of_partition and record.offset <= of_partition[-1].offset:
+            raise ConfigurationError(
+                f"the offsets of {record.topic_partition} don't ascend",
+                found=f"{record.offset} after {of_partition[-1].offset}",
+                expected="each record once, in the order of the log",
+            )
+        of_partition.append(record)
     stored, terms = claim.offsets(), claim.new_terms(by_partition)
     polled: dict[TopicPartition, Polled] = {}
     for tp, of_partition in by_partition.items():
@@ -57,13 +66,11 @@ def deliver(
         polled[tp] = Polled(OffsetRange(begin, of_partition[-1].offset + 1), of_partition, terms[tp])
     source = _Once()
     kind: Callable[..., PolledRecords] = PolledRecords if outputs.handler is None else HandledRecords
-    # Records that are handled have the topic's id; without Kafka it is empty.
-    more: dict[str, Any] = {} if outputs.handler is None else {"topic_ids": {tp.topic: "" for tp in polled}}
     runner = Runner(claim, source, settings)
 
     @contextmanager
     def take() -> Generator[Taken | None]:
-        yield Taken(kind(number, claim, outputs, polled, source.sleep, **more)) if polled else None
+        yield Taken(kind(number, claim, outputs, polled, source.sleep)) if polled else None
 
     runner.run(number, take)
 
@@ -78,7 +85,7 @@ class _Once:
         return False
 
     def typed(self, error: BaseException) -> BaseException:
-        return error
+        return typed(error)
 
     def sleep(self, seconds: float) -> None:
         Event().wait(seconds)

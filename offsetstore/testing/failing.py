@@ -24,22 +24,23 @@ def failpoint(
         with failpoint("before_commit"), pytest.raises(FailpointReached):
             store.run(claim, work)
 
-    It sets the environment variable ``OFFSETSTORE_FAILPOINT``, so it also reaches processes that the block starts. To
-    break only such a process, give the variable to it instead: ``before_commit:2:kill``.
+    It sets the environment variable ``OFFSETSTORE_FAILPOINT``, so a process that the block starts fails there too, by
+    its own count. To break only such a process, give the variable to it instead: ``before_commit:2:kill``.
 
     :param nth: fail when the point is reached for the nth time in the block.
     :param action: ``"raise"`` raises `FailpointReached`. ``"kill"`` sends SIGKILL to the process, ``"stop"`` sends
         SIGSTOP, and ``"hang"`` sleeps forever.
     :raises AssertionError: the block has ended well, but this process has not reached the point so often.
-    :raises ConfigurationError: there is no such point.
+    :raises ConfigurationError: there is no such point or action, or ``nth`` is below 1.
     """
     reached = failpoints._reached  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - counts in the whole process
-    before, at = failpoints.setting(), reached[name] + nth
-    os.environ[VARIABLE] = f"{name}:{at}:{action}"
+    setting, count = failpoints.setting(), reached[name]
+    os.environ[VARIABLE] = f"{name}:{nth}:{action}"
     try:
         failpoints.armed(name)  # checks the arguments
+        reached[name] = 0
         yield
     finally:
-        failpoints.follow(before)
-    # Points are counted only while they are armed, so the count is the block's.
-    assert reached[name] >= at, f"failpoint {name} was reached {reached[name] - at + nth} times, not {nth}"
+        times, reached[name] = reached[name], count
+        failpoints.follow(setting)
+    assert times >= nth, f"failpoint {name} was reached {times} times, not {nth}"

@@ -1,4 +1,4 @@
-"""Records that a test gives, in the order of their coordinates."""
+"""Records that a test gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def as_consumed(records: Sequence[Record]) -> list[ConsumedRecord]:
-    """The records as the consumer polls them, in the order of their coordinates."""
+    """The records as the consumer polls them, in their order."""
     from offsetstore.consumer.records import ConsumedRecord  # noqa: PLC0415 - an extra
 
     return [
@@ -29,7 +29,7 @@ def as_consumed(records: Sequence[Record]) -> list[ConsumedRecord]:
                 -1 if record.timestamp_ms is None else 0,
             ),
         )
-        for record in sorted(records, key=coordinates)
+        for record in records
     ]
 
 

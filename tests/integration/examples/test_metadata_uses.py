@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from examples.metadata import checkpoint, rebalance, replay, retries, stages, switch, tracing, workflow
 from offsetstore import Append, Execute, OffsetStore, Record, TopicPartition, Transaction, Work
-from offsetstore.errors import AdvanceMismatch
-from offsetstore.testing import FailpointReached, deliver, failpoint
+from offsetstore.errors import AdvanceMismatch, OffsetOutOfRange, PlanChanged
+from offsetstore.testing import FailpointReached, StaticBroker, deliver, failpoint
 from tests.integration.conftest import Query
 from tests.support.examples import EXAMPLES, ROOT
 
@@ -22,13 +22,20 @@ pytestmark = pytest.mark.behaviour("META-2")
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 PAGE = (ROOT / "docs" / "metadata-uses.md").read_text("utf-8")
-RESULTS = "CREATE TABLE results (partition int, record_offset bigint, value text)"
+RESULTS = "CREATE TABLE results (topic text, partition int, record_offset bigint, value text)"
+BOOKED = """
+CREATE TABLE booked (
+    topic text, partition int, record_offset bigint, workflow text, PRIMARY KEY (topic, partition, record_offset)
+)
+"""
 Write = Callable[[Work, Iterable[pa.RecordBatch]], None]
 
 
-def records(*pairs: tuple[str, str], partition: int = 0, begin: int = 0) -> list[Record]:
+def records(
+    *pairs: tuple[str, str], partition: int = 0, begin: int = 0, topic: str = "payments", step: int = 1
+) -> list[Record]:
     return [
-        Record("payments", partition, begin + n, key.encode(), value.encode()) for n, (key, value) in enumerate(pairs)
+        Record(topic, partition, begin + n * step, key.encode(), value.encode()) for n, (key, value) in enumerate(pairs)
     ]
 
 
@@ -48,7 +55,8 @@ def kept(number: int) -> Callable[[Any], pa.RecordBatch]:
 
     def transform(records: Any) -> pa.RecordBatch:
         value: Any = pa.array([f"rules {number}"] * len(records))
-        return pa.record_batch({"partition": records["partition"], "record_offset": records["offset"], "value": value})
+        place = {name: records[name] for name in ("topic", "partition")}
+        return pa.record_batch({**place, "record_offset": records["offset"], "value": value})
 
     return transform
 
@@ -88,7 +96,7 @@ class Killed(Exception):
 
 
 def test_a_workflow_over_services(store: OffsetStore, query: Query) -> None:
-    query("CREATE TABLE booked (record_offset bigint PRIMARY KEY, workflow text)")
+    query(BOOKED)
     calls: list[tuple[str, str, int]] = []
     kills: list[str] = []
 
@@ -98,14 +106,14 @@ def test_a_workflow_over_services(store: OffsetStore, query: Query) -> None:
             kills.remove(step)
             raise Killed
 
-    for order in records(("ann", "lamp"), ("bo", "desk")):
+    for order in records(("ann", "lamp"), ("bo", "desk"), step=2):  # with a hole, as of compaction
         kills = [*workflow.STEPS]
         for _ in workflow.STEPS:
             with pytest.raises(Killed):
                 workflow.book(store, store.claim("billing", topics=["payments"]), order, call)
         workflow.book(store, store.claim("billing", topics=["payments"]), order, call)
-    booked = query("SELECT * FROM booked ORDER BY record_offset")
-    assert [offset for offset, _ in booked] == [0, 1]
+    booked = query("SELECT record_offset, workflow FROM booked ORDER BY record_offset")
+    assert [offset for offset, _ in booked] == [0, 2]
     for offset, workflow_id in booked:
         steps = [step for step, called_id, of in calls if of == offset and called_id == workflow_id]
         assert [*dict.fromkeys(steps)] == [*workflow.STEPS]
@@ -126,21 +134,21 @@ def test_retries_that_are_counted_in_the_note(store: OffsetStore, query: Query) 
         if record.value == b"bad":
             raise ValueError("not a number")
 
-    good, bad, last = records(("ann", "1"), ("ann", "bad"), ("ann", "3"))
+    good, bad, last = records(("ann", "1"), ("ann", "bad"), ("ann", "3"), step=2)  # with holes, as of compaction
 
     def attempt(record: Record) -> float:
         return retries.attempt(store, store.claim("billing", topics=["payments"]), record, handle)
 
     assert attempt(good) == 0
     assert [attempt(bad) for _ in range(2)] == [2, 4]
-    assert store.find_metadata("billing", "payments", 0) == {"attempts": 2, "error": "not a number"}
+    assert store.find_metadata("billing", "payments", 0) == {"attempts": 2, "error": "ValueError"}
     assert [attempt(bad) for _ in range(3)] == [8, 16, 0]
     assert attempt(last) == 0
     assert query("SELECT count(*)::int FROM days") == [(2,)]
     [letter] = store.letters("billing").letters
-    assert letter.offset == 1
-    full = store.letter("billing", P0, 1)
-    assert full.error.text == "failed 5 times: not a number"
+    assert letter.offset == 2
+    full = store.letter("billing", P0, 2)
+    assert full.error.text == "failed 5 times: ValueError"
     assert full.payload is not None
     assert full.payload.value == b"bad"
     assert store.find_metadata("billing", "payments", 0) is None
@@ -173,19 +181,40 @@ def test_selective_replay(store: OffsetStore, engine: Engine, query: Query) -> N
 
     def process(rules: int, *parts: list[Record]) -> None:
         note = replay.rules_since(store, "billing", rules)
-        claim = store.claim("billing", topics=["payments"])
-        for part in parts:
-            deliver(claim, part, kept(rules), Append("results"), metadata=note)
+        with store.claim("billing", topics=["payments"]) as claim:
+            for part in parts:
+                deliver(claim, part, kept(rules), Append("results"), metadata=note)
 
     log = records(*[("ann", "1")] * 6) + records(*[("bo", "1")] * 4, partition=1)
     process(6, log[:2], log[6:9])
-    process(7, log[2:3], log[3:6])
+    process(7, log[2:3], log[3:5])
 
-    assert replay.repeat(store, engine, "billing", "payments", rules=7) == {P0: 2}
-    assert replay.repeat(store, engine, "billing", "payments", rules=7) == {}
+    query("INSERT INTO results VALUES ('refunds', 0, 5, 'of another topic')")
+
+    def repeat() -> dict[TopicPartition, int]:
+        return replay.repeat(store, engine, "billing", "payments", rules=7, broker=broker)
+
+    before = query("SELECT * FROM results ORDER BY topic, partition, record_offset")
+    broker: Any = StaticBroker.with_logs({"payments": {0: (3, 6), 1: (0, 4)}})
+    with pytest.raises(OffsetOutOfRange):  # Kafka no longer has the records
+        repeat()
+    broker = StaticBroker.with_topics({"payments": 2}, end=6)
+    with store.claim("billing", topics=["payments"]), pytest.raises(RuntimeError, match="stop it first"):
+        repeat()
+    assert query("SELECT * FROM results ORDER BY topic, partition, record_offset") == before
+
+    def write_meanwhile(_: object) -> None:  # a job starts and writes between DELETE and reset
+        process(7, log[5:6])
+
+    event.listen(engine, "commit", write_meanwhile, once=True)
+    with pytest.raises(PlanChanged):
+        repeat()
+    assert repeat() == {P0: 2}
+    assert repeat() == {}
     process(8, log[2:6], log[9:])
 
-    found = query("SELECT * FROM results ORDER BY partition, record_offset")
+    assert query("DELETE FROM results WHERE topic = 'refunds' RETURNING value") == [("of another topic",)]
+    found = query("SELECT partition, record_offset, value FROM results ORDER BY partition, record_offset")
     rules = [6, 6, 8, 8, 8, 8, 6, 6, 6, 8]
     assert found == [(one.partition, one.offset, f"rules {n}") for one, n in zip(log, rules, strict=True)]
     assert store.find_metadata("billing", "payments") == {P0: {"rules": 8, "since": 2}, P1: {"rules": 8, "since": 3}}
@@ -200,6 +229,61 @@ def test_a_switch_for_the_records_after_it(store: OffsetStore, query: Query) -> 
 
     paid = query("SELECT payer, amount::text FROM payments ORDER BY amount")
     assert paid == [("ann", "1.00"), ("bo", "2.20"), ("cleo", "3.30"), ("ann", "4.00"), ("dan", "5.00")]
+
+
+def of_two_topics(first: str, second: str) -> list[Record]:
+    return [
+        record for topic in ("payments", "refunds") for record in records(("ann", first), (topic, second), topic=topic)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "parse", "write", "pairs", "notes"),
+    [
+        (
+            "CREATE TABLE alarms (login text, record_offset bigint)",
+            stages.parse,
+            stages.watch,
+            ("refused", "refused"),
+            [{"ann": 1, "payments": 1}, {"ann": 1, "refunds": 1}],
+        ),
+        (
+            "CREATE TABLE days (payments bigint, amount numeric)",
+            checkpoint.parse,
+            checkpoint.settle,
+            ("1", "2"),
+            [{"payments": 2, "amount": "3"}] * 2,
+        ),
+        (
+            "CREATE TABLE used (meter text, units bigint)",
+            rebalance.parse,
+            rebalance.subtract,
+            ("1", "2"),
+            [{"ann": 1, "payments": 2}, {"ann": 1, "refunds": 2}],
+        ),
+    ],
+    ids=["stages", "checkpoint", "rebalance"],
+)
+def test_partitions_of_two_topics_with_one_number_are_told_apart(  # noqa: PLR0917
+    store: OffsetStore,
+    query: Query,
+    table: str,
+    parse: Callable[[Any], pa.RecordBatch],
+    write: Write,
+    pairs: tuple[str, str],
+    notes: list[object],
+) -> None:
+    query(table)
+    deliver(store.claim("billing", topics=["payments", "refunds"]), of_two_topics(*pairs), parse, Execute(write))
+    assert [store.find_metadata("billing", topic, 0) for topic in ("payments", "refunds")] == notes
+
+
+def test_a_switch_of_another_topic_is_not_this_one_s(store: OffsetStore, query: Query) -> None:
+    query("CREATE TABLE payments (payer text, amount numeric(12, 2))")
+    both = records(("fee", "on"), ("ann", "1")) + records(("bo", "0.1"), ("bo", "1"), topic="refunds")
+    deliver(store.claim("billing", topics=["payments", "refunds"]), both, switch.parse, Execute(switch.charge))
+    paid = query("SELECT payer, amount::text FROM payments ORDER BY amount")
+    assert paid == [("bo", "0.10"), ("bo", "1.00"), ("ann", "1.10")]
 
 
 def test_each_block_of_the_page_is_in_its_example_and_each_example_on_the_page() -> None:

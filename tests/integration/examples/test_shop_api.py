@@ -135,6 +135,27 @@ class Clients:
         return None if sent else NOT_SENT
 
 
+def test_an_order_that_is_posted_again_is_accepted_and_another_under_its_id_is_refused(
+    offsetstore_database: str, query: Query, tmp_path: Path
+) -> None:
+    query(TABLES)
+    shop = Shop(offsetstore_database, tmp_path / "shop.log")
+    order = {"id": str(UUID(int=1)), "item": "lamp", "pieces": 2}
+
+    def post(**changed: object) -> tuple[int, object]:
+        answer = httpx.post(shop.address, json=order | changed, timeout=10)
+        return answer.status_code, answer.json()
+
+    with shop.running():
+        assert post() == (201, order)
+        assert post() == (200, order)
+        for changed in ({"pieces": 3}, {"item": "rare"}):
+            assert post(**changed) == (409, {"detail": "another order has this id"})
+    assert query("SELECT item, pieces FROM orders") == [("lamp", 2)]
+    assert query("SELECT pieces FROM stock ORDER BY item") == [(99998,), (3,)]
+    assert query("SELECT count(*)::int FROM outbox") == [(1,)]
+
+
 @pytest.fixture
 def topic(offsetstore_kafka: KafkaBroker) -> Iterator[str]:
     """The topic that the application names."""

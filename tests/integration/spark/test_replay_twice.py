@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore import Record
+from offsetstore.errors import ConfigurationError
 from offsetstore.testing import replay_twice
 
 RECORDS = [
@@ -32,6 +33,13 @@ def test_a_transform_that_only_goes_by_the_record_passes(
     transform: Callable[[DataFrame], Any], offsetstore_spark: SparkSession
 ) -> None:
     replay_twice(transform, RECORDS, spark=offsetstore_spark, crops=2)
+
+
+def test_a_part_without_headers_has_their_column_as_in_the_query(offsetstore_spark: SparkSession) -> None:
+    records = [RECORDS[0], Record("payments", 0, 1, b"ana", b"1.50")]  # headers in one part only
+    replay_twice(lambda batch: batch.select("_kafka", F.size("headers")), records, spark=offsetstore_spark, crops=1)
+    with pytest.raises(ConfigurationError, match="the transform returned no rows"):
+        replay_twice(lambda _: None, records, spark=offsetstore_spark)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

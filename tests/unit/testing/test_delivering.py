@@ -10,7 +10,7 @@ import pytest
 
 from offsetstore import BatchInfo, DeadLetters, Execute, Handler, Record, TopicPartition, Work
 from offsetstore.errors import ConfigurationError, FunctionFailed, StaleClaim
-from offsetstore.testing import FailpointReached, InMemoryOffsetStore, deliver, failpoint
+from offsetstore.testing import FailpointReached, InMemoryOffsetStore, StaticBroker, deliver, failpoint
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 
@@ -37,7 +37,7 @@ def test_rows_and_offsets_are_written_together_and_a_replay_is_cropped() -> None
         assert (store.rows("payments"), store.offsets("billing")) == ([], {})
 
         deliver(claim, records(b"0", b"1"), parse, Execute(write))
-        deliver(claim, [*records(b"7", partition=1), *reversed(records(b"0", b"1", b"2"))], parse, Execute(write))
+        deliver(claim, [*records(b"7", partition=1), *records(b"0", b"1", b"2")], parse, Execute(write))
         deliver(claim, records(b"4", begin=5), parse, Execute(write))  # after a hole, as of an aborted transaction
         deliver(claim, [], parse, Execute(write))
 
@@ -78,6 +78,34 @@ def test_a_handler_is_called_for_each_record_that_is_not_stored() -> None:
             deliver(claim, batch, Handler(handle, "number long"), Execute(write))
         assert store.rows("payments") == [0, 1, 2]
         assert called == [0, 1, 2]
+
+
+def test_a_handler_s_record_has_the_id_that_it_has_in_the_consumer() -> None:
+    ids: list[str] = []
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", StaticBroker.with_topics({"payments": 1}))
+        deliver(claim, records(b"0"), Handler(lambda record: ids.append(record.id), "number long"), Execute(write))
+    assert ids == ["payments/payments-id/0/0"]
+
+
+def test_an_outage_ends_it_with_the_transform_s_own_error() -> None:
+    def down(_: Any) -> pa.RecordBatch:
+        raise ConnectionRefusedError("the service is down")
+
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        with pytest.raises(ConnectionRefusedError, match="the service is down"):
+            deliver(claim, records(b"0"), down, Execute(write))
+
+
+@pytest.mark.parametrize("offsets", [(0, 0), (1, 0)])
+def test_offsets_that_don_t_ascend_are_refused(offsets: tuple[int, int]) -> None:
+    given = [Record("payments", 0, offset, value=b"1") for offset in offsets]
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        with pytest.raises(ConfigurationError, match="the offsets of payments-0 don't ascend"):
+            deliver(claim, given, parse, Execute(write))
+        assert store.rows("payments") == []
 
 
 def test_a_claim_that_another_one_has_replaced_writes_nothing() -> None:

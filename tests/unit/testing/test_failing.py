@@ -66,6 +66,34 @@ def test_a_point_that_is_not_there_is_refused_with_those_that_are() -> None:
     assert "OFFSETSTORE_FAILPOINT" not in os.environ
 
 
+@pytest.mark.parametrize("nth", [0, -1])
+def test_only_a_time_from_1_on_is_accepted(nth: int) -> None:
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        with failpoint("after_lock"), pytest.raises(FailpointReached):
+            store.run(claim, work)
+    with pytest.raises(ConfigurationError, match="not a valid failpoint"), failpoint("after_lock", nth=nth):
+        pass
+
+
+def test_a_block_within_another_counts_for_itself_and_so_does_a_process_that_it_starts() -> None:
+    program = "from offsetstore.testing import *\nwith InMemoryOffsetStore() as store: store.claim('a', topics=['t'])"
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        with failpoint("after_lock", nth=2):
+            store.run(claim, work)
+            with failpoint("after_lock"), pytest.raises(FailpointReached):
+                store.run(claim, work)
+            with pytest.raises(FailpointReached):
+                store.run(claim, work)
+        for _ in range(2):  # the second time as well
+            with failpoint("in_claim"):
+                started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+                with pytest.raises(FailpointReached):
+                    store.claim("billing", topics=["payments"])
+            assert "FailpointReached: in_claim" in started.stderr
+
+
 def test_a_kill_ends_the_process() -> None:
     program = (
         "from offsetstore.testing import *\nwith failpoint('in_claim', action='kill'), InMemoryOffsetStore() as store:"

@@ -6,6 +6,7 @@ import random
 import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import count
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -105,6 +106,65 @@ def test_a_row_of_several_records_is_found_by_the_crops() -> None:
     with pytest.raises(AssertionError, match="usual cause: rows made from several records: groupBy") as caught:
         replay_twice(lambda records: transform(records) if len(records) else records, RECORDS[:1] + RECORDS[2:4])
     assert "column records: 3, then " in str(caught.value)
+
+
+def test_partitions_with_one_record_each_are_cut_too() -> None:
+    one_each = [Record("payments", number, 7, b"ana", b"1") for number in range(2)]
+    with pytest.raises(AssertionError, match=r"cut payments-0 at \d, payments-1 at \d"):
+        replay_twice(with_column(place), one_each, crops=1)
+    replay_twice(with_column(times), [*one_each[:1], *one_each[:1]])  # nothing to cut
+
+
+def test_each_cut_leaves_records_on_both_sides() -> None:
+    sizes: list[int] = []
+
+    def transform(records: Any) -> Any:
+        sizes.append(len(records))
+        return records
+
+    replay_twice(transform, RECORDS[:3], crops=50)
+    assert sizes[:2] == [3, 3]
+    assert {*sizes[2:]} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, 2.5, 3], [Decimal(1), Decimal("2.50"), Decimal("3.125")], [[1], [2.5], []], [{"a": 1}, {"a": 2.5}, {"a": 3}]],
+    ids=["numbers", "decimals", "lists", "structs"],
+)
+def test_numbers_whose_type_arrow_infers_from_a_part_are_equal(values: list[Any]) -> None:
+    def inferred(records: Any) -> list[Any]:
+        return [values[offset - 10] for offset in records["offset"].to_pylist()]
+
+    replay_twice(with_column(inferred), RECORDS[:6:2], crops=20)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1.0, 2), (Decimal("1.5"), Decimal("1.50001")), (0.0, -0.0), (1, True)])
+def test_numbers_that_differ_are_found(first: Any, second: Any) -> None:
+    made = iter([first, second])
+    with pytest.raises(AssertionError, match="column made: "):
+        replay_twice(with_column(lambda _: [next(made)]), RECORDS[:1])
+
+
+def test_rows_without_coordinates_in_kafka_are_compared_as_those_that_dropped_it() -> None:
+    def transform(make: Column) -> Callable[[Any], pa.RecordBatch]:
+        def joined(records: Any) -> pa.RecordBatch:
+            places = records["_kafka"].to_pylist()
+            kafka: Any = pa.array([each if each["partition"] else None for each in places], records["_kafka"].type)
+            column: Any = pa.array(make(records))
+            return pa.record_batch({"made": column, "_kafka": kafka})
+
+        return joined
+
+    replay_twice(transform(times), RECORDS[:4])
+    with pytest.raises(AssertionError, match="column made: "):
+        replay_twice(transform(lambda records: [next(NUMBERS) for _ in range(len(records))]), RECORDS[:4])
+
+
+@pytest.mark.parametrize("made", [None, {"good": None}, [1]])
+def test_a_transform_that_returns_no_rows_is_refused(made: Any) -> None:
+    with pytest.raises(ConfigurationError, match="the transform returned no rows"):
+        replay_twice(lambda _: made, RECORDS)
 
 
 def test_each_output_is_compared_and_named() -> None:
