@@ -10,7 +10,7 @@ WORKDIR /opt/offsetstore
 COPY requirements/job.txt requirements/job.txt
 RUN pip install --no-cache-dir --require-hashes --requirement requirements/job.txt
 
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY offsetstore offsetstore
 COPY migrations migrations
 RUN pip install --no-cache-dir --no-deps . && useradd --create-home offsetstore

@@ -127,7 +127,7 @@ class _Made:
         self.is_untraced |= _KAFKA not in table.schema.names
         for row in table.to_pylist():
             kafka: Any = row.pop(_KAFKA, None)
-            parts = [kafka.get(part) for part in _PLACE] if isinstance(kafka, dict) else [None]
+            parts = [cast("Any", kafka).get(part) for part in _PLACE] if isinstance(kafka, dict) else [None]
             place: _Place = (name, *parts)
             if None in parts:  # as after an outer join
                 self.is_untraced, place = True, (name,)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,15 +51,21 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
+def copy(names: Iterable[str], source: Path) -> None:
+    """Copy files and directories of the checkout, without caches, to a new directory."""
+    source.mkdir()
+    for name in names:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+
+
 def build(source: Path, out: Path) -> Distributions:
     """Copy what a release is made of to ``source`` and build it into ``out``, unless that has been done."""
     if not out.exists():
-        source.mkdir()
-        for name in SOURCES:
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(ROOT / name, source / name)
+        copy(SOURCES, source)
         run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return Distributions(sdist, wheel)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -9,7 +12,7 @@ from sqlalchemy import make_url
 
 from offsetstore.demo import flights, job, job_settings
 from offsetstore.local.jars import KAFKA_VERSION
-from tests.packaging.building import REQUIREMENTS, ROOT, pins
+from tests.packaging.building import REQUIREMENTS, ROOT, Distributions, copy, pins, run
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
 POSTGRES, KAFKA, MIGRATE, PRODUCE, FLIGHTS = (
@@ -87,7 +90,24 @@ def test_nothing_is_published_beyond_the_loopback() -> None:
     assert [port for port in published if not port.startswith("127.0.0.1:")] == []
 
 
-def test_the_image_copies_files_that_are_there() -> None:
+def copied() -> list[str]:
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    sources = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
-    assert [source for source in sources if not (ROOT / source).exists()] == []
+    return [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
+
+
+def test_the_image_copies_files_that_are_there() -> None:
+    assert [source for source in copied() if not (ROOT / source).exists()] == []
+
+
+def test_the_wheel_is_built_from_what_the_image_copies(distributions: Distributions, tmp_path: Path) -> None:
+    copy(copied(), tmp_path / "source")
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path / "dist", tmp_path / "source")
+    [wheel] = (tmp_path / "dist").glob("*.whl")
+
+    def contents(file: Path) -> dict[str, bytes]:
+        with zipfile.ZipFile(file) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+
+    made, released = contents(wheel), contents(distributions.wheel)
+    assert made.keys() == released.keys()
+    assert [name for name in made if made[name] != released[name] and not name.endswith("/RECORD")] == []

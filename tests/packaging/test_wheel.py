@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,7 +13,7 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.errors import SchemaMissing
-from tests.packaging.building import REQUIREMENTS, ROOT, Distributions, run
+from tests.packaging.building import REQUIREMENTS, ROOT, SOURCES, Distributions, copy, run
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python")
 INSTALL = ("--quiet", "install", "--no-compile")
@@ -65,6 +66,24 @@ def test_the_sdist_carries_what_the_wheel_is_built_from(distributions: Distribut
     }
     assert examples
     assert examples <= names
+
+
+def test_the_sdist_has_the_examples_that_git_has_and_nothing_that_tools_leave_there(tmp_path: Path) -> None:
+    copy(SOURCES, tmp_path / "source")
+    project = tmp_path / "source" / "examples" / "project"
+    for name in (".venv/lib", "venv/lib", "build/lib", "dist", ".pytest_cache", "shop/__pycache__", "shop.egg-info"):
+        (project / name).mkdir(parents=True, exist_ok=True)
+        for left in ("left.py", "README.md", "left.toml"):
+            (project / name / left).write_text("left", encoding="utf-8")
+    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", tmp_path / "dist", tmp_path / "source")
+    [sdist] = (tmp_path / "dist").glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        files = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    found = {name for name in files if name.startswith("examples/")}
+    assert found
+    assert not [name for name in found if (project.parents[1] / name).read_text(encoding="utf-8") == "left"]
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        assert found == set(run("git", "-C", ROOT, "ls-files", "examples").splitlines())
 
 
 def test_where_the_drivers_are_installed_importing_offsetstore_loads_none_of_them() -> None:

@@ -150,9 +150,10 @@ def test_rows_without_coordinates_in_kafka_are_compared_as_those_that_dropped_it
     def transform(make: Column) -> Callable[[Any], pa.RecordBatch]:
         def joined(records: Any) -> pa.RecordBatch:
             places = records["_kafka"].to_pylist()
-            kafka: Any = pa.array([each if each["partition"] else None for each in places], records["_kafka"].type)
+            kafka: list[Any] = [each if each["partition"] else None for each in places]
             column: Any = pa.array(make(records))
-            return pa.record_batch({"made": column, "_kafka": kafka})
+            columns: dict[str, Any] = {"made": column, "_kafka": pa.array(kafka, records["_kafka"].type)}
+            return pa.record_batch(columns)
 
         return joined
 
