@@ -82,7 +82,7 @@ def test_a_second_store_in_one_database_has_to_be_meant(here: Here) -> None:
     ours = ("--schema", "Our Jobs")
     for options in (("--schema", "public"), (*ours, "--force"), ours, (*ours, "--check")):
         here("migrate", *options)
-    assert here.fail(1, "status", "-g", "nobody", *ours).startswith("Error: the store has no group 'nobody'\n")
+    assert here.fail(1, "status", "-g", "nobody", *ours).startswith("Error: the store has no group 'nobody'")
 
 
 @pytest.mark.behaviour("OPS-23")

@@ -52,4 +52,4 @@ def test_the_points_and_fixtures_of_its_tables_are_there() -> None:
 
 def test_it_is_short() -> None:
     prose = re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE)
-    assert len(prose.split()) <= 700
+    assert len(prose.split()) <= 800
