@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import text
 
 import offsetstore.spark
-from offsetstore import Broker, Execute, OffsetStore, TransactionalSink, Work
+from offsetstore import Broker, Execute, OffsetStore, TopicPartition, TransactionalSink, Work
 
 KAFKA = {
     "kafka.bootstrap.servers": os.environ.get("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092"),
@@ -36,8 +36,10 @@ INSERT = text("INSERT INTO payments VALUES (:payer, :amount)")
 
 
 def parse(batch: DataFrame) -> DataFrame:
-    """Keep the partition and the offset: the fee begins at one."""
-    return batch.selectExpr("partition", "offset", "CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value")
+    """Keep the coordinates: the fee begins at one."""
+    return batch.selectExpr(
+        "topic", "partition", "offset", "CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value"
+    )
 
 
 def charge(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -46,7 +48,7 @@ def charge(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     for partition in work.ranges:
         cut: Any = work.metadata(partition, cache=False)  # None, or the record at which the fee began
         for record in records:
-            if record["partition"] != partition.partition:
+            if TopicPartition(record["topic"], record["partition"]) != partition:
                 continue
             if record["key"] != "fee":
                 factor = 1 + Decimal(cut["rate"]) if cut else 1

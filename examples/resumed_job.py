@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy import text
 
 import offsetstore.spark
-from offsetstore import Broker, Execute, OffsetStore, TransactionalSink, Work
+from offsetstore import Broker, Execute, OffsetStore, TopicPartition, TransactionalSink, Work
 
 KAFKA = {
     "kafka.bootstrap.servers": os.environ.get("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092"),
@@ -37,8 +37,10 @@ INSERT = text("INSERT INTO days VALUES (:payments, :amount)")
 
 
 def parse(batch: DataFrame) -> DataFrame:
-    """Keep the partition and the offset, to take the records in order."""
-    return batch.selectExpr("partition", "offset", "CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value")
+    """Keep the coordinates, to take the records in order."""
+    return batch.selectExpr(
+        "topic", "partition", "offset", "CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value"
+    )
 
 
 def settle(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -47,7 +49,7 @@ def settle(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     for partition in work.ranges:
         day: Any = work.metadata(partition, cache=False) or {"payments": 0, "amount": "0"}
         for record in records:
-            if record["partition"] != partition.partition:
+            if TopicPartition(record["topic"], record["partition"]) != partition:
                 continue
             if record["key"] == "close":
                 work.connection.execute(INSERT, day)
