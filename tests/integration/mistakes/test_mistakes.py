@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socketpair
@@ -270,7 +270,11 @@ def has_begun(job: JobProcess, what: str) -> bool:
     assert job.exit_status is None, job.end_of_log
     if what != "java":
         return Path(what).exists()
-    return any(one.name() == what for one in psutil.Process(job.pid).children(recursive=True))
+    for child in psutil.Process(job.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it may have ended meanwhile
+            if child.name() == what:
+                return True
+    return False
 
 
 def test_there_are_forty() -> None:
