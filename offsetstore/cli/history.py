@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
@@ -106,13 +106,16 @@ def _show_of_all(
         ),
     )
     groups, lines = [group for group, _ in found], [event for _, event in found]
-    notes = [f"These are the last {_LINES}: --limit shows more."] if limit is None and len(found) == most else []
-    if is_cut:
-        notes.append(
-            f"Only the newest {_LOOKED_AT:,} events of all groups were looked at: name a group for older ones."
-        )
     made = {"group": None, "events": documents(lines, _KEYS, groups)}
-    ask.show(made, Table.of(_COLUMNS, lines, groups), *notes)
+    ask.show(made, Table.of(_COLUMNS, lines, groups), *_of_more("events", len(lines), limit, is_cut=is_cut))
+
+
+def _of_more(what: str, count: int, limit: int | None, *, is_cut: bool) -> Iterator[str]:
+    """Say if a list of all groups may lack lines."""
+    if is_cut:
+        yield f"Only the newest {_LOOKED_AT:,} {what} of all groups were looked at: name a group for older ones."
+    elif limit is None and count == _LINES:
+        yield f"These are the last {_LINES}: --limit shows more."
 
 
 _ERROR_COLUMNS: Final = "at, source, ?#times, ?#batch, error=error_class, text"
@@ -184,15 +187,8 @@ def errors(
             return
         of_all, is_cut = look(since, limit or _LINES)
     values, groups = [one.error for one in of_all], [one.group for one in of_all]
-    notes: list[str] = []
-    if is_cut:
-        notes.append(
-            f"Only the newest {_LOOKED_AT:,} errors of all groups were looked at: name a group for older ones."
-        )
-    elif limit is None and len(of_all) == _LINES:
-        notes.append(f"These are the last {_LINES}: --limit shows more.")
     made = {"group": None, "errors": documents(values, _ERROR_KEYS, groups)}
-    ask.show(made, Table.of(_ERROR_COLUMNS, values, groups), *notes)
+    ask.show(made, Table.of(_ERROR_COLUMNS, values, groups), *_of_more("errors", len(of_all), limit, is_cut=is_cut))
 
 
 _RUN_COLUMNS: Final = ("started", "until", "state", "?phase", "?#batch", "#rows", "?#epoch", "owner")

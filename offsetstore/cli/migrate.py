@@ -22,7 +22,7 @@ from offsetstore.text import visible
 
 _PATIENCE = 60.0  # seconds for which it tries to get the locks
 _PAUSE = 3.0  # seconds in which others get the tables
-_FIRST_OF_SERIES = "0009"  # code before it runs on its own revision alone (decision 0056)
+_RUN_ON_LATER = "0009"  # code from here on runs on later revisions, earlier code on its own alone (decision 0056)
 _IDLE_SECONDS = 120.0  # after which the server ends a transaction that is left open
 
 
@@ -92,9 +92,9 @@ def _migrate(database: PostgresDatabase, schema: str | None, *, force: bool) -> 
         print_text(f"Migrated from {f'revision {before}' if before else 'no tables'} to revision {_in_words(HEAD)}.")
         if before is not None and not runs_on(before, HEAD):
             print_text("Earlier versions of offsetstore do not run on these tables: start every job with this one.")
-        elif before is not None and is_earlier(before, _FIRST_OF_SERIES):
+        elif before is not None and is_earlier(before, _RUN_ON_LATER):
             print_text(
-                f"Jobs of code before revision {_FIRST_OF_SERIES} go on, but can't be started again on these tables: "
+                f"Jobs of code before revision {_RUN_ON_LATER} go on, but can't be started again on these tables: "
                 "replace each with this version."
             )
 
